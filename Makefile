@@ -1,0 +1,53 @@
+# Everything is installed into .venv in this folder. Nothing else is written but pip's cache.
+
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo $$python; break; }; done)
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check format chaos bench clean
+
+help:  ## list what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+demo: .venv/run.stamp  ## answer 540 real digits, then again with too little memory (3 minutes)
+	$(BIN)/fleet demo
+
+up: .venv/run.stamp  ## a server and a worker on this machine, until Ctrl-C
+	$(BIN)/fleet up
+
+test: .venv/dev.stamp  ## unit, contract and integration tests
+	$(BIN)/python -m pytest -m "not chaos and not gpu"
+
+check: .venv/dev.stamp  ## format, lint, types and import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: .venv/dev.stamp  ## put the code in the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+chaos: .venv/dev.stamp  ## kill everything under load (10 minutes)
+	$(BIN)/python -m pytest -m chaos
+
+bench: .venv/dev.stamp  ## jobs per second beside plain Celery
+	$(BIN)/python -m benchmarks.beside_celery
+
+clean:  ## remove what make made
+	rm -rf .venv .fleet .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed, and none is on PATH." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e ".[cli,worker,embedded,flower]"
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e ".[cli,worker,embedded,flower,test,dev]"
+	@touch $@ .venv/run.stamp

@@ -1,0 +1,1 @@
+"""What both sides agree on: names, messages, the wire format, errors, settings, the Celery app."""

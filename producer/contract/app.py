@@ -1,0 +1,106 @@
+"""The Celery application that both sides build: broker, serializer, results."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+from celery import Celery
+from kombu.transport import TRANSPORT_ALIASES
+
+from producer.contract import wire
+from producer.contract.names import INFER_TASK, queue_of
+from producer.contract.results import BACKEND
+from producer.contract.settings import (
+    CONNECT_TIMEOUT_S,
+    HEALTH_CHECK_INTERVAL_S,
+    SOCKET_TIMEOUT_S,
+    Server,
+    Settings,
+)
+
+_ALIASES: Final = {
+    "fleet": "producer.transport:Transport",
+    "fleets": "producer.transport:TlsTransport",
+}
+
+
+def register_transport() -> None:
+    """Make ``fleet://`` and ``fleets://`` known to kombu."""
+    TRANSPORT_ALIASES.update(_ALIASES)
+
+
+class FleetApp(Celery):
+    """A Celery application whose broker, results and settings are the fleet's."""
+
+    #: What the environment says is read when this is first used, not when the app is made.
+    given_settings: Settings | None = None
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        return self.given_settings or Settings.from_env()
+
+
+def make_app(settings: Settings | None = None) -> FleetApp:
+    """Return a Celery application for the fleet, as ``settings`` or the environment say."""
+    register_transport()
+    wire.register()
+    # Not the current app: the process may have an app of its own, and tasks that look for it.
+    app = FleetApp("fleet", set_as_current=False)
+    app.given_settings = settings
+    app.add_defaults(lambda: celery_conf(app.settings))
+    return app
+
+
+def broker_url(settings: Settings) -> str:
+    """Return the broker's URL under the name of our transport, without TLS options."""
+    server = Server.from_url(settings.broker_url)
+    place = settings.broker_url.partition("://")[2].partition("?")[0]
+    return f"{'fleets' if server.tls else 'fleet'}://{place}"
+
+
+def celery_conf(settings: Settings) -> dict[str, Any]:
+    """Return the Celery configuration that both sides share."""
+    tls = Server.from_url(settings.broker_url).tls_options
+    return {
+        "broker_url": broker_url(settings),
+        **({"broker_use_ssl": tls} if tls else {}),
+        "broker_transport_options": {
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+            "health_check_interval": HEALTH_CHECK_INTERVAL_S,
+            "global_keyprefix": settings.prefix,
+            "fleet_max_body_bytes": settings.max_body_bytes,
+        },
+        "broker_connection_retry_on_startup": True,
+        # For ever: a worker outlives any outage of its Redis.
+        "broker_connection_max_retries": None,
+        # READONLY, LOADING and MISCONF are answers of a Redis that will be well again.
+        "broker_channel_error_retry": True,
+        # Two tries and no pause: an absent broker is reported in seconds.
+        "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0, "interval_max": 0},
+        "result_backend": f"{BACKEND}+{settings.result_url}",
+        "result_expires": settings.result_ttl_s,
+        "redis_backend_health_check_interval": HEALTH_CHECK_INTERVAL_S,
+        "task_serializer": wire.SERIALIZER,
+        "result_serializer": wire.SERIALIZER,
+        # Never pickle.
+        "accept_content": [wire.SERIALIZER, "json"],
+        "task_routes": (route,),
+        # A state that is stored before the outcome would pass for one.
+        "task_track_started": False,
+        "worker_send_task_events": True,
+        "worker_hijack_root_logger": False,
+        "enable_utc": True,
+    }
+
+
+def route(
+    name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Any = None, **_: Any
+) -> dict[str, str] | None:
+    """Send ``fleet.infer`` to its model's queue when the caller has not named one."""
+    if name != INFER_TASK or options.get("queue"):
+        return None
+    model = (kwargs or {}).get("model") or next(iter(args or ()), None)
+    return {"queue": queue_of(model)} if isinstance(model, str) else None

@@ -1,0 +1,94 @@
+"""The errors of a job and of the fleet: one tree, a stable code on each class.
+
+They travel in a result as class name and message, so every class takes the message alone
+and the client gets back the class that the worker raised.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FleetError(Exception):
+    """The root of everything the fleet raises on purpose."""
+
+    #: What a program may compare; never changes once released.
+    code: ClassVar[str] = "ENGINE_FAILED"
+
+
+class BadRequest(FleetError):
+    """The job's inputs do not fit the model."""
+
+    code = "BAD_REQUEST"
+
+
+class UnknownModel(FleetError):
+    """No worker serves a model of this name."""
+
+    code = "UNKNOWN_MODEL"
+
+
+class OutOfMemory(FleetError):
+    """One row did not fit in memory, in any precision the model has."""
+
+    code = "OUT_OF_MEMORY"
+
+
+class NonFinite(FleetError):
+    """The model answered with NaN or infinity where it may not."""
+
+    code = "NON_FINITE"
+
+
+class WorkerLost(FleetError):
+    """The job was started as often as allowed and its process died each time."""
+
+    code = "WORKER_LOST"
+
+
+class JobTimeout(FleetError, TimeoutError):
+    """The job took longer than its limit, or no reply came in the time the caller gave."""
+
+    code = "TIMEOUT"
+
+
+class Expired(FleetError):
+    """The job was not started before the time its sender set."""
+
+    code = "EXPIRED"
+
+
+class Cancelled(FleetError):
+    """The job was cancelled before it started."""
+
+    code = "CANCELLED"
+
+
+class Overloaded(FleetError):
+    """The queue takes no more jobs at the moment."""
+
+    code = "OVERLOADED"
+
+
+class EngineFailed(FleetError):
+    """The runtime refused or failed for a reason that is none of the others."""
+
+    code = "ENGINE_FAILED"
+
+
+class ModelCodeFailed(FleetError):
+    """The Python code beside the model raised something other than ValueError."""
+
+    code = "MODEL_CODE_FAILED"
+
+
+class BadMessage(FleetError):
+    """The message cannot be read: its format, version or content type is not one we know."""
+
+    code = "BAD_MESSAGE"
+
+
+class ConfigError(FleetError):
+    """A file or a setting is wrong; the message says which and what to write instead."""
+
+    code = "BAD_CONFIG"

@@ -1,0 +1,72 @@
+"""The note that a running `fleet up` leaves in its clone, so that a prompt there finds the broker.
+
+The file is locked by the command that wrote it: one that was killed leaves a note that nobody
+holds, and such a note counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from producer.contract.errors import ConfigError
+
+#: In the clone; where the wheel is installed there never is one.
+NOTE: Final = Path(__file__).resolve().parents[2] / ".fleet" / "broker-url"
+
+#: A reader holds the lock for an instant; a writer that meets one tries again.
+_TRIES: Final = 10
+
+
+def local_broker_url(note: Path = NOTE) -> str | None:
+    """Return the URL of the broker that `fleet up` uses at the moment, if it runs."""
+    try:
+        with note.open(encoding="utf-8") as file:
+            return None if _lock(file, shared=True) else file.read().strip() or None
+    except OSError:
+        # None there, or another user's: not ours to use either way.
+        return None
+
+
+@contextlib.contextmanager
+def noted(url: str, note: Path = NOTE) -> Iterator[None]:
+    """Leave the note for the length of the block; ConfigError when another `fleet up` holds it."""
+    note.parent.mkdir(mode=0o700, exist_ok=True)
+    with os.fdopen(os.open(note, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
+        _hold(file, note)
+        try:
+            file.truncate(0)
+            file.write(url)
+            file.flush()
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        # Somebody may keep something of his own in there.
+        note.parent.rmdir()
+
+
+def _hold(file: IO[str], note: Path) -> None:
+    for _ in range(_TRIES):
+        if _lock(file, shared=False):
+            return
+        time.sleep(0.01)
+    raise ConfigError(f"`fleet up` already runs in {note.parent.parent}; end it, or use it.")
+
+
+def _lock(file: IO[str], *, shared: bool) -> bool:
+    """Return whether the lock was free; it is ours then, until the file is closed."""
+    try:
+        import fcntl
+    except ImportError:
+        # An app on Windows: `fleet up` does not run there, so no note is held.
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

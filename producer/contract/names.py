@@ -1,0 +1,128 @@
+"""Every name that both sides must spell alike: task, queues, priorities and Redis keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from typing import Final
+
+#: Name of the one Celery task; its kind is chosen by the model's queue.
+INFER_TASK: Final = "fleet.infer"
+
+#: Queues that start with this are Redis streams; all others stay Celery's own lists.
+QUEUE_PREFIX: Final = "fleet."
+
+#: The consumer group of every stream.
+GROUP: Final = "fleet"
+
+#: The consumer that holds entries which were given back and wait to be claimed again.
+FREE: Final = "free"
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class Priority(enum.StrEnum):
+    """The order in which a queue's streams are claimed from."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+#: From the first claimed to the last.
+PRIORITIES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+
+
+class Field(enum.StrEnum):
+    """The fields of a stream entry, in the order they are written.
+
+    A script reads ``ID`` and ``ROWS`` without opening the other two.
+    """
+
+    ID = "id"
+    ROWS = "rows"
+    ENVELOPE = "env"
+    BODY = "body"
+
+
+def is_model_name(name: object) -> bool:
+    """Return whether ``name`` may name a model: letters, digits, ``_`` and ``-``, at most 64."""
+    return isinstance(name, str) and _MODEL_NAME.fullmatch(name) is not None
+
+
+def queue_of(model: str) -> str:
+    """Return the queue whose jobs ``model`` answers."""
+    return QUEUE_PREFIX + model
+
+
+def model_of(queue: str) -> str:
+    """Return the model that answers the jobs of ``queue``."""
+    return queue.removeprefix(QUEUE_PREFIX)
+
+
+def is_stream_queue(queue: object) -> bool:
+    """Return whether ``queue`` is one of ours, and therefore a stream."""
+    return isinstance(queue, str) and queue.startswith(QUEUE_PREFIX)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The Redis keys of one fleet.
+
+    | key | type | holds |
+    |---|---|---|
+    | ``stream(queue, priority)`` | stream | the jobs that wait or are claimed |
+    | ``journal(queue)`` | hash | jobs begun and not ended: id -> ``stream entry starts consumer`` |
+    | ``dead(queue)`` | stream | dead letters with their reason and the original entry |
+    | ``delayed(queue)`` | sorted set | packed entries by the time they are due |
+    | ``result(job)`` | string | the outcome, in Celery's own format and under Celery's own name |
+    | ``fence(job)`` | string | stands for a result that its client read and deleted |
+    | ``cancelled(job)`` | string | a mark: do not begin this job |
+    | ``models`` | sorted set | models that live workers serve, by the time the entry is stale |
+    | ``workers`` | sorted set | node names of workers, by the time the entry is stale |
+    | ``worker(node)`` | string | the last status of one worker, as JSON |
+    | ``replies(client)`` | channel | job ids of that client whose results were stored |
+    """
+
+    #: Put before every key of ours, results excepted (Celery prefixes those by its own setting).
+    prefix: str = ""
+
+    def stream(self, queue: str, priority: Priority) -> str:
+        return f"{self.prefix}fleet:stream:{queue}:{priority}"
+
+    def streams(self, queue: str) -> tuple[str, ...]:
+        """Return the queue's streams from the first claimed to the last."""
+        return tuple(self.stream(queue, priority) for priority in PRIORITIES)
+
+    def journal(self, queue: str) -> str:
+        return f"{self.prefix}fleet:journal:{queue}"
+
+    def dead(self, queue: str) -> str:
+        return f"{self.prefix}fleet:dead:{queue}"
+
+    def delayed(self, queue: str) -> str:
+        return f"{self.prefix}fleet:delayed:{queue}"
+
+    def result(self, job_id: str) -> str:
+        return f"celery-task-meta-{job_id}"
+
+    def fence(self, job_id: str) -> str:
+        return f"{self.prefix}fleet:fence:{job_id}"
+
+    def cancelled(self, job_id: str) -> str:
+        return f"{self.prefix}fleet:cancelled:{job_id}"
+
+    @property
+    def models(self) -> str:
+        return f"{self.prefix}fleet:models"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}fleet:workers"
+
+    def worker(self, node: str) -> str:
+        return f"{self.prefix}fleet:worker:{node}"
+
+    def replies(self, client: str) -> str:
+        return f"{self.prefix}fleet:replies:{client}"

@@ -1,0 +1,144 @@
+"""Celery's Redis result backend, as the fleet needs it: same keys, same format.
+
+Differences: nothing subscribes when a job is sent; ``get()`` looks before it subscribes and goes on
+looking beside it, so that a lost publish cannot hang it; errors come back as the fleet's classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from celery import states
+from celery.backends import redis as celery_redis
+
+from producer.contract import errors, wire
+from producer.contract.settings import (
+    CONNECT_TIMEOUT_S,
+    HEALTH_CHECK_INTERVAL_S,
+    SOCKET_TIMEOUT_S,
+    Server,
+)
+
+#: How often a waiting ``get()`` reads the key itself, beside the subscription.
+LOOK_EVERY_S: Final = 1.0
+
+#: What `result_backend` names in front of the URL.
+BACKEND: Final = "producer.contract.results:FleetBackend"
+
+
+class ResultConsumer(celery_redis.ResultConsumer):
+    """Waits for results; subscribes only while someone waits."""
+
+    def consume_from(self, task_id: str) -> None:
+        """Do nothing: a result that nobody waits for needs no subscription."""
+
+    def on_wait_for_pending(self, result: Any, **kwargs: Any) -> None:
+        """Read the keys of ``result`` once and hand on what is ready."""
+        for meta in result._iter_meta(**kwargs):
+            if meta is not None and meta["status"] in states.READY_STATES:
+                self.on_state_change(meta, None)
+
+    def drain_events_until(
+        self, p: Any, timeout: float | None = None, on_interval: Callable[[], Any] | None = None
+    ) -> Iterator[None]:
+        """Wait for ``p``, in steps short enough to keep a short timeout."""
+        step_s = LOOK_EVERY_S if timeout is None else min(LOOK_EVERY_S, max(timeout / 4, 0.005))
+        events: Iterator[None] = self.drainer.drain_events_until(
+            p, timeout=timeout, interval=step_s, on_interval=on_interval
+        )
+        return events
+
+    def _wait_for_pending(
+        self,
+        result: Any,
+        timeout: float | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[None]:
+        self.on_wait_for_pending(result, **kwargs)
+        if result.on_ready.ready:
+            return
+        for task_id in _ids_of(result):
+            super().consume_from(task_id)
+        looked_at = time.monotonic()
+
+        def look() -> None:
+            nonlocal looked_at
+            if on_interval is not None:
+                on_interval()
+            if time.monotonic() - looked_at >= LOOK_EVERY_S:
+                self.on_wait_for_pending(result, **kwargs)
+                looked_at = time.monotonic()
+
+        # This reads the keys once more, now that we are subscribed.
+        yield from super()._wait_for_pending(
+            result, timeout=timeout, on_interval=look, on_message=on_message, **kwargs
+        )
+
+
+def _ids_of(result: Any) -> list[str]:
+    """Return the ids that are still awaited, of a result or of the members of a group."""
+    members = getattr(result, "results", None)
+    if members is None:
+        # Not result.ready(): that reads the key, and its news would pass by who waits for them.
+        return [] if result._cache else [result.id]
+    return [task_id for member in members for task_id in _ids_of(member)]
+
+
+class FleetBackend(celery_redis.RedisBackend):
+    """Results in Redis, in Celery's own format, packed by the fleet's serializer."""
+
+    ResultConsumer = ResultConsumer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        wire.register()
+        kwargs.setdefault("serializer", wire.SERIALIZER)
+        kwargs.setdefault("accept", [wire.SERIALIZER, "json"])
+        super().__init__(*args, **kwargs)
+
+    def on_task_call(self, producer: Any, task_id: str) -> None:
+        """Do nothing: Celery's own would subscribe to every job that is sent."""
+
+    def _set(self, key: Any, value: Any, expires: int | None = None) -> None:
+        # A plain pipeline, where Celery's own has MULTI: a full Redis may refuse that.
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.set(key, value, ex=(self.expires if expires is None else expires) or None)
+            pipe.publish(key, value)
+            pipe.execute()
+
+    def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
+        server = Server.from_url(url)
+        scheme = "rediss" if server.tls else "redis"
+        _, _, rest = url.partition("://")
+        options = {
+            **defaults,
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+            "health_check_interval": HEALTH_CHECK_INTERVAL_S,
+        }
+        params: dict[str, Any] = super()._params_from_url(f"{scheme}://{rest}", options)
+        return {**params, **server.tls_options}
+
+    def _get_result_meta(
+        self, result: Any, state: str, traceback: Any, request: Any, **options: Any
+    ) -> dict[str, Any]:
+        meta: dict[str, Any] = super()._get_result_meta(
+            result, state, traceback, request, **options
+        )
+        fleet = getattr(request, "fleet", None)
+        if fleet is not None:
+            meta["fleet"] = fleet
+        return meta
+
+    def exception_to_python(self, exc: Any) -> Any:
+        """Rebuild an error; one of ours that this version does not know is a FleetError."""
+        if isinstance(exc, dict) and exc.get("exc_module") == errors.__name__:
+            cls = getattr(errors, str(exc.get("exc_type")), errors.FleetError)
+            if isinstance(cls, type) and issubclass(cls, errors.FleetError):
+                message = exc.get("exc_message") or ()
+                return cls(*message) if isinstance(message, list | tuple) else cls(message)
+        return super().exception_to_python(exc)

@@ -1,0 +1,207 @@
+"""Where Redis is and how both sides talk to it: read from ``FLEET_*``, checked, secrets hidden."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from producer.contract.errors import ConfigError
+from producer.contract.local_broker import local_broker_url
+
+DEFAULT_BROKER_URL: Final = "redis://127.0.0.1:6379/0"
+
+#: Connecting may take this long, so that an absent server is reported well within 5 s.
+CONNECT_TIMEOUT_S: Final = 2.0
+#: No answer in this time is a dead connection.
+SOCKET_TIMEOUT_S: Final = 10.0
+#: A connection that was idle for longer is asked for a PONG before it is used.
+HEALTH_CHECK_INTERVAL_S: Final = 10
+
+_PLAIN: Final = ("redis", "fleet")
+_TLS: Final = ("rediss", "fleets")
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One Redis server and database, as a URL names it."""
+
+    host: str
+    port: int
+    db: int
+    username: str | None = None
+    password: str | None = dataclasses.field(default=None, repr=False)
+    tls: bool = False
+    #: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile`` of the URL's query.
+    tls_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_url(cls, url: str) -> Server:
+        """Read ``redis://``, ``fleet://`` (the same) or ``rediss://``, ``fleets://`` (TLS)."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 6379
+        except ValueError as error:
+            raise ConfigError(f"{redacted(url)} is not a URL: {error}.") from None
+        if parts.scheme not in (*_PLAIN, *_TLS):
+            raise ConfigError(
+                f"{redacted(url)} is not a Redis URL. "
+                "Write redis://host:port/db, or rediss:// for TLS."
+            )
+        database = parts.path.strip("/") or "0"
+        if not database.isdecimal():
+            raise ConfigError(f"{redacted(url)} names database {database!r}. It must be a number.")
+        tls = parts.scheme in _TLS
+        return cls(
+            host=parts.hostname or "127.0.0.1",
+            port=port,
+            db=int(database),
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            tls=tls,
+            tls_files=_tls_files(url, dict(parse_qsl(parts.query)), tls=tls),
+        )
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """What makes two URLs the same server and the same database."""
+        return (self.host, self.port, self.db)
+
+    @property
+    def tls_options(self) -> dict[str, Any]:
+        """Return the options that force TLS with a verified certificate; empty without TLS."""
+        if not self.tls:
+            return {}
+        return {**self.tls_files, "ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+
+    def pool_options(self) -> dict[str, Any]:
+        """Return the arguments of a redis-py connection pool for this server."""
+        return {
+            "connection_class": redis.SSLConnection if self.tls else redis.Connection,
+            "host": self.host,
+            "port": self.port,
+            "db": self.db,
+            "username": self.username,
+            "password": self.password,
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+            "health_check_interval": HEALTH_CHECK_INTERVAL_S,
+            # redis-py would repeat a command three times, with pauses of seconds between.
+            "retry": Retry(NoBackoff(), 0),
+            **self.tls_options,
+        }
+
+
+def _tls_files(url: str, query: dict[str, str], *, tls: bool) -> dict[str, str]:
+    """Check the query of ``url`` and return the certificate files it names."""
+    wanted = query.pop("ssl_cert_reqs", "required").lower().removeprefix("cert_")
+    if wanted != "required":
+        raise ConfigError(
+            f"{redacted(url)} turns certificate checks off. Name the authority that signed the "
+            "server's certificate instead: ?ssl_ca_certs=/path/to/ca.pem"
+        )
+    unknown = sorted(set(query) - set(_TLS_FILES))
+    if unknown or (query and not tls):
+        raise ConfigError(
+            f"{redacted(url)} has options we do not know: {', '.join(unknown or sorted(query))}. "
+            f"A rediss:// URL may have {', '.join(_TLS_FILES)}; a redis:// URL none."
+        )
+    return query
+
+
+def redacted(url: str) -> str:
+    """Return ``url`` fit for messages and logs: without its password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "(not a URL)"
+    # The last @ ends the credentials: a password may hold one, and a slash too.
+    credentials, at, place = rest.rpartition("@")
+    if not at:
+        return url
+    username = credentials.partition(":")[0]
+    return f"{scheme}://{username}:***@{place}"
+
+
+def redis_client(url: str, **options: Any) -> redis.Redis:
+    """Return a client for ``url`` with our timeouts, and with no hidden repeats of commands.
+
+    ``options`` go to the connection pool and win over the defaults.
+    """
+    pool = redis.ConnectionPool(**{**Server.from_url(url).pool_options(), **options})
+    return redis.Redis(connection_pool=pool)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What app and workers must agree on, and where the servers are."""
+
+    broker_url: str = dataclasses.field(default=DEFAULT_BROKER_URL, repr=False)
+    #: Where results are stored; empty means the broker.
+    result_url: str = dataclasses.field(default="", repr=False)
+    #: How long a result that nobody reads is kept.
+    result_ttl_s: int = 3600
+    #: How long a read result is remembered, so that its job id is not run again.
+    fence_ttl_s: int = 60
+    #: Put before every key of the fleet.
+    prefix: str = ""
+    #: The largest packed job; a larger one is refused where it is sent.
+    max_body_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if not self.result_url:
+            object.__setattr__(self, "result_url", self.broker_url)
+        Server.from_url(self.broker_url)
+        Server.from_url(self.result_url)
+        for name in ("result_ttl_s", "fence_ttl_s", "max_body_bytes"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}. It must be greater than 0.")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.repr
+        )
+        broker, results = redacted(self.broker_url), redacted(self.result_url)
+        return f"Settings(broker_url={broker!r}, result_url={results!r}, {shown})"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read FLEET_BROKER_URL and the other variables; what is not set has its default."""
+        found: dict[str, Any] = {}
+        for variable, (name, read) in _VARIABLES.items():
+            text = environ.get(variable)
+            if not text:
+                continue
+            try:
+                found[name] = read(text)
+            except ValueError:
+                raise ConfigError(f"{variable} is {text!r}. It must be a whole number.") from None
+        # Where `fleet up` runs from this clone, a prompt beside it needs to set nothing.
+        if "broker_url" not in found and (url := local_broker_url()):
+            found["broker_url"] = url
+        return cls(**found)
+
+    @property
+    def one_server(self) -> bool:
+        """Return whether jobs and results lie in the same database of the same server."""
+        return Server.from_url(self.broker_url).place == Server.from_url(self.result_url).place
+
+
+_VARIABLES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "FLEET_BROKER_URL": ("broker_url", str),
+    "FLEET_RESULT_URL": ("result_url", str),
+    "FLEET_RESULT_TTL_S": ("result_ttl_s", int),
+    "FLEET_FENCE_TTL_S": ("fence_ttl_s", int),
+    "FLEET_PREFIX": ("prefix", str),
+    "FLEET_MAX_BODY_BYTES": ("max_body_bytes", int),
+}

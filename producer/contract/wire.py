@@ -1,0 +1,141 @@
+"""How a job's arguments and a reply become bytes: one version byte, then msgpack with arrays in it.
+
+An array is an extension of its own: element type, shape, raw little-endian elements. Nothing here
+can run code, and nothing is allocated from a size that a message merely claims.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import struct
+import uuid
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+from kombu.serialization import registry
+
+from producer.contract.errors import BadMessage, BadRequest
+
+#: Name of the serializer in kombu, and what messages say they hold.
+SERIALIZER: Final = "fleet"
+CONTENT_TYPE: Final = "application/x-fleet-msgpack"
+CONTENT_ENCODING: Final = "binary"
+
+#: What we write, and what we read: this version and, once there is one, the version before.
+VERSION: Final = 1
+READABLE_VERSIONS: Final = frozenset({1})
+
+MAX_RANK: Final = 8
+#: The largest extent of one axis.
+MAX_EXTENT: Final = 2**31 - 1
+#: The longest list and the largest map. Lists of numbers beyond it belong in arrays.
+MAX_ITEMS: Final = 2**20
+
+_ARRAY: Final = 1
+_DTYPES: Final = {
+    np.dtype(name).newbyteorder("<").str.encode(): np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+}
+_DTYPE_BYTES: Final = 3
+#: By rank: element type, rank, extents.
+_HEADERS: Final = tuple(struct.Struct(f"<3sB{rank}Q") for rank in range(MAX_RANK + 1))
+_VERSION_BYTE: Final = bytes([VERSION])
+
+
+def dumps(obj: object) -> bytes:
+    """Pack ``obj``; raises BadRequest for what has no place on the wire."""
+    try:
+        packed: bytes = msgpack.packb(obj, default=_pack, use_bin_type=True)
+    except BadRequest:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadRequest(
+            f"The arguments cannot be packed: {error}. Arrays, numbers, text, bytes, "
+            "lists and maps of these can be sent."
+        ) from None
+    return _VERSION_BYTE + packed
+
+
+def loads(data: bytes | bytearray | memoryview) -> Any:
+    """Unpack what ``dumps`` wrote; raises BadMessage for anything else."""
+    view = memoryview(data)
+    if len(view) == 0 or view[0] not in READABLE_VERSIONS:
+        raise BadMessage(
+            f"The message has wire version {view[0] if view else '(none)'}; "
+            f"readable here: {', '.join(map(str, sorted(READABLE_VERSIONS)))}. "
+            "Upgrade the older side."
+        )
+    try:
+        return msgpack.unpackb(
+            view[1:],
+            raw=False,
+            strict_map_key=False,
+            ext_hook=_unpack,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+        )
+    except BadMessage:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever hostile bytes make msgpack or numpy raise
+        raise BadMessage(f"The message cannot be unpacked: {type(error).__name__}.") from None
+
+
+def register() -> None:
+    """Make the serializer known to kombu, and so to Celery."""
+    registry.register(
+        SERIALIZER,
+        dumps,
+        loads,
+        content_type=CONTENT_TYPE,
+        content_encoding=CONTENT_ENCODING,
+    )
+
+
+def _pack(value: object) -> object:
+    """Pack what msgpack does not know: arrays, and what Celery's own options may hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _pack_array(np.asarray(value))
+    if isinstance(value, datetime.datetime | datetime.date):
+        return value.isoformat()
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
+
+
+def _pack_array(array: np.ndarray[Any, Any]) -> msgpack.ExtType:
+    dtype = array.dtype.newbyteorder("<")
+    name = dtype.str.encode()
+    if name not in _DTYPES:
+        raise BadRequest(
+            f"Arrays of dtype {array.dtype} cannot be sent. "
+            "Use bool, integers, or float16, float32, float64."
+        )
+    if array.ndim > MAX_RANK:
+        raise BadRequest(f"The array has {array.ndim} axes. At most {MAX_RANK} can be sent.")
+    header = _HEADERS[array.ndim].pack(name, array.ndim, *array.shape)
+    return msgpack.ExtType(_ARRAY, header + array.astype(dtype, copy=False).tobytes())
+
+
+def _unpack(code: int, data: bytes) -> np.ndarray[Any, Any]:
+    """Return the array in an extension, once its claims match the bytes that are there."""
+    if code != _ARRAY:
+        raise BadMessage(f"The message has an extension {code} that is not ours.")
+    if len(data) <= _DTYPE_BYTES or data[_DTYPE_BYTES] > MAX_RANK:
+        raise BadMessage(f"The message has an array of more than {MAX_RANK} axes, or half a one.")
+    layout = _HEADERS[data[_DTYPE_BYTES]]
+    if len(data) < layout.size:
+        raise BadMessage("The message has an array whose shape is cut off.")
+    name, _, *shape = layout.unpack_from(data)
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise BadMessage("The message has an array of a dtype that cannot be sent.")
+    claimed_bytes = math.prod(shape) * dtype.itemsize
+    if max(shape, default=0) > MAX_EXTENT or claimed_bytes != len(data) - layout.size:
+        raise BadMessage("The message has an array whose shape does not match its bytes.")
+    # A copy of its own: aligned, writable, and the message's bytes can be freed.
+    return np.frombuffer(data, dtype=dtype, offset=layout.size).reshape(shape).copy()

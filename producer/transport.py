@@ -1,0 +1,238 @@
+"""kombu's Redis transport, in which a queue called ``fleet.*`` is a set of streams.
+
+Only the sending half: jobs are claimed by instances, never consumed through kombu. Every other
+queue, fanout and remote control are kombu's own, untouched.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgpack
+import redis
+from kombu.transport import redis as kombu_redis
+
+from producer.contract.errors import BadRequest, Overloaded
+from producer.contract.message import Message, to_fields
+from producer.contract.names import FREE, GROUP, PRIORITIES, Keys, Priority, is_stream_queue
+
+#: Properties that say something about one hop of a message and nothing about the job.
+_HOP_PROPERTIES: Final = ("body_encoding", "delivery_tag", "argsrepr", "kwargsrepr")
+
+#: Deletes what waits in one stream and leaves what is claimed. A full Redis allows all of it.
+#: KEYS: stream. ARGV: group, the consumer of given-back entries, how many at most.
+_PURGE: Final = """
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+local after = '-'
+if not groups.err then
+    for _, group in ipairs(groups) do
+        local fields = {}
+        for i = 1, #group, 2 do fields[group[i]] = group[i + 1] end
+        if fields['name'] == ARGV[1] then after = '(' .. fields['last-delivered-id'] end
+    end
+end
+local deleted = 0
+if after ~= '-' then
+    for _, entry in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3], ARGV[2])) do
+        redis.call('XACK', KEYS[1], ARGV[1], entry[1])
+        deleted = deleted + redis.call('XDEL', KEYS[1], entry[1])
+    end
+end
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], after, '+', 'COUNT', ARGV[3])) do
+    deleted = deleted + redis.call('XDEL', KEYS[1], entry[1])
+end
+return deleted
+"""
+_PURGE_AT_ONCE: Final = 200
+
+
+def priority_of(headers: Mapping[str, Any], number: object) -> Priority:
+    """Return a job's priority: our header when it is there, else Celery's number."""
+    name = headers.get("fleet_priority", number)
+    if isinstance(name, str) and name in PRIORITIES:
+        return Priority(name)
+    return Priority.LOW if isinstance(number, int) and number > 0 else Priority.NORMAL
+
+
+def due_unix_s(headers: Mapping[str, Any]) -> float | None:
+    """Return when a job with an ``eta`` is due; None when it may run at once."""
+    eta = headers.get("eta")
+    if not isinstance(eta, str):
+        return None
+    due = datetime.datetime.fromisoformat(eta)
+    if due.tzinfo is None:
+        due = due.replace(tzinfo=datetime.UTC)
+    return due.timestamp()
+
+
+def pack_delayed(fields: Mapping[str, Any], priority: Priority) -> bytes:
+    """Pack a stream entry that waits in the delayed set, with the stream it will go to."""
+    # The old string type for bytes too: the script that moves it, Redis's own Lua, knows no other.
+    packed: bytes = msgpack.packb({**fields, "priority": str(priority)}, use_bin_type=False)
+    return packed
+
+
+def check_size(size_bytes: int, limit_bytes: int) -> None:
+    """Refuse a packed job that is larger than the fleet takes."""
+    if size_bytes > limit_bytes:
+        raise BadRequest(
+            f"The packed job has {size_bytes:,} bytes; the limit is {limit_bytes:,} "
+            "(FLEET_MAX_BODY_BYTES). Send fewer rows per job."
+        )
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether Redis refused a write because its memory is used up."""
+    return isinstance(error, redis.ResponseError) and (
+        type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error)
+    )
+
+
+def overloaded() -> Overloaded:
+    """Return the error of a job that a full Redis did not take."""
+    return Overloaded(
+        "Redis is full (maxmemory) and takes no new jobs. Send again later, add workers, "
+        "or give Redis more memory."
+    )
+
+
+class Channel(kombu_redis.Channel):
+    """A channel whose ``fleet.*`` queues are streams."""
+
+    #: Set by the transport option of the same name.
+    fleet_max_body_bytes = 64 * 1024 * 1024
+
+    from_transport_options: tuple[str, ...] = (
+        *kombu_redis.Channel.from_transport_options,
+        "fleet_max_body_bytes",
+    )
+
+    _kept: redis.Redis | None = None
+
+    @property
+    def _keys(self) -> Keys:
+        return Keys(prefix=self.global_keyprefix or "")
+
+    @property
+    def _streams(self) -> redis.Redis:
+        """The client for streams: kept, and without kombu's prefixes, which miss these commands."""
+        if self._kept is None:
+            self._kept = redis.Redis(connection_pool=self.pool)
+        return self._kept
+
+    def _disconnect_pools(self) -> None:
+        self._kept = None
+        super()._disconnect_pools()
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        if not is_stream_queue(queue):
+            super()._put(queue, message, **kwargs)
+            return
+        command = self._command(queue, message)
+        batch = kwargs.pop("_publish_batch", None)
+        if batch is not None:
+            batch.add("execute_command", *command)
+            return
+        try:
+            self._streams.execute_command(*command)
+        except redis.ResponseError as error:
+            if is_full(error):
+                raise overloaded() from error
+            raise
+
+    def _command(self, queue: str, message: dict[str, Any]) -> list[Any]:
+        """Return the command that puts ``message`` where it waits."""
+        properties = dict(message["properties"])
+        body = message["body"]
+        if properties.get("body_encoding") == "base64":
+            body = base64.b64decode(body)
+        elif isinstance(body, str):
+            body = body.encode()
+        check_size(len(body), self.fleet_max_body_bytes)
+        for name in _HOP_PROPERTIES:
+            properties.pop(name, None)
+        headers = message["headers"]
+        fields = to_fields(
+            Message(
+                headers=headers,
+                properties=properties,
+                content_type=message["content-type"],
+                content_encoding=message["content-encoding"],
+                body=body,
+            ),
+            job_id=str(headers.get("id", "")),
+            rows=int(headers.get("fleet_rows", 1)),
+        )
+        priority = priority_of(headers, properties.get("priority"))
+        due = due_unix_s(headers)
+        if due is not None and due > time.time():
+            return ["ZADD", self._keys.delayed(queue), due, pack_delayed(fields, priority)]
+        pairs = [part for pair in fields.items() for part in pair]
+        return ["XADD", self._keys.stream(queue, priority), "*", *pairs]
+
+    def _size(self, queue: str) -> int:
+        if not is_stream_queue(queue):
+            return int(super()._size(queue))
+        with self._streams.pipeline(transaction=False) as pipe:
+            for stream in self._keys.streams(queue):
+                pipe.xlen(stream)
+            return sum(pipe.execute())
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        if not is_stream_queue(queue):
+            return bool(super()._has_queue(queue, **kwargs))
+        return bool(self._streams.exists(*self._keys.streams(queue)))
+
+    def _purge(self, queue: str) -> int:
+        """Delete the jobs that wait; what an instance has claimed is left to it."""
+        if not is_stream_queue(queue):
+            return int(super()._purge(queue))
+        delayed = self._keys.delayed(queue)
+        with self._streams.pipeline(transaction=False) as pipe:
+            pipe.zcard(delayed)
+            pipe.delete(delayed)
+            purged = int(pipe.execute()[0])
+        return purged + sum(sum(self._purge_stream(key)) for key in self._keys.streams(queue))
+
+    def _purge_stream(self, stream: str) -> Iterator[int]:
+        deleted = _PURGE_AT_ONCE
+        while deleted >= _PURGE_AT_ONCE:
+            deleted = int(self._streams.eval(_PURGE, 1, stream, GROUP, FREE, str(_PURGE_AT_ONCE)))
+            yield deleted
+
+    def _delete(
+        self, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._delete(queue, exchange, routing_key, pattern, *args, **kwargs)
+        if is_stream_queue(queue):
+            self._streams.delete(*self._keys.streams(queue), self._keys.delayed(queue))
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        # A queue of ours is always bound to its own name: nothing to keep in Redis for ever.
+        if not is_stream_queue(queue):
+            super()._queue_bind(exchange, routing_key, pattern, queue)
+
+    def get_table(self, exchange: str) -> list[Any]:
+        if is_stream_queue(exchange):
+            return [(exchange, "", exchange)]
+        return list(super().get_table(exchange))
+
+
+class Transport(kombu_redis.Transport):
+    """``fleet://``."""
+
+    Channel = Channel
+
+
+class TlsTransport(Transport):
+    """``fleets://``: TLS with a verified certificate, whatever the URL or the options say."""
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        options = client.ssl if isinstance(client.ssl, dict) else {}
+        client.ssl = {"ssl_check_hostname": True, **options, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+        super().__init__(client, **kwargs)

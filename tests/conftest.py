@@ -1,0 +1,31 @@
+"""Fixtures that every test may use: one real server, empty at the start of each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.servers import TestServer, running_server
+
+# What a developer has set for a fleet of their own must not reach the tests.
+for name in [name for name in os.environ if name.startswith("FLEET_")]:
+    del os.environ[name]
+
+# Set before anything imports the runtime, as the product's engine does.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[TestServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: TestServer) -> Iterator[redis.Redis]:
+    with server.client() as client:
+        client.flushall()
+        yield client

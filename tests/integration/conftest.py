@@ -1,0 +1,38 @@
+"""Fixtures of the integration tests: what a test leaves in Redis is looked at when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from producer.client import Client
+from producer.contract.settings import Settings
+from tests.support.servers import TestServer
+
+#: Keys that may live for ever: queues, what is known of the fleet, and kombu's own bindings.
+_LASTING = ("fleet:stream:", "fleet:dead:", "fleet:models", "fleet:workers", "_kombu.")
+
+
+@pytest.fixture(autouse=True)
+def no_lasting_keys(server: TestServer) -> Iterator[None]:
+    """Fail a test that leaves a key which nothing ever removes."""
+    yield
+    with server.client() as client:
+        keys = [key.decode() for key in client.keys("*")]
+        lasting = [key for key in keys if client.ttl(key) == -1 and not key.startswith(_LASTING)]
+    assert not lasting
+
+
+@pytest.fixture
+def fleet(server: TestServer, client: redis.Redis) -> Client:
+    """Return an app's client of the fleet on the test server."""
+    return Client(Settings(broker_url=server.url))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Return the file in which the scripted engine notes every start."""
+    return tmp_path / "starts.log"

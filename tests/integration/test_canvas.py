@@ -1,0 +1,187 @@
+"""Celery's canvas across two workers: an app's own tasks on a plain worker, `infer` on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery, chain, chord, group
+from celery.exceptions import ChordError
+
+from producer.contract.errors import BadRequest, FleetError
+from producer.tasks import Infer
+from tests.support.app import make_own_app, running_plain_worker, runs
+from tests.support.engines import Do, row
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from tests.support.worker import SCRIPTED, config_folder, running_worker
+
+pytestmark = pytest.mark.redis
+
+MODEL = "scripted"
+RAISE = row(Do.RAISE)
+
+
+@pytest.fixture(scope="module")
+def workers(server: TestServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run a fleet worker and a plain one on one Redis."""
+    log = tmp_path_factory.mktemp("plain") / "plain.log"
+    with server.client() as client:
+        client.flushall()
+    with (
+        config_folder({MODEL: {**SCRIPTED, "options": {}}}) as config,
+        running_plain_worker(server, log),
+        running_worker(server, config, node="canvas"),
+    ):
+        yield
+
+
+@pytest.fixture
+def broker(workers: None, server: TestServer) -> Iterator[redis.Redis]:
+    with server.client() as client:
+        client.delete("own:total", "own:failed")
+        yield client
+
+
+@pytest.fixture
+def own_and_infer(workers: None, server: TestServer) -> Iterator[tuple[Celery, Infer]]:
+    own, infer = make_own_app(server.url)
+    with own:
+        yield own, infer
+
+
+@pytest.fixture
+def own(own_and_infer: tuple[Celery, Infer]) -> Celery:
+    return own_and_infer[0]
+
+
+@pytest.fixture
+def infer(own_and_infer: tuple[Celery, Infer]) -> Infer:
+    return own_and_infer[1]
+
+
+def ran_once_and_no_more(broker: redis.Redis, task: str) -> bool:
+    """Whether a task ran once, after everything that was sent has been taken."""
+    wait_until(lambda: runs(broker, task), what=f"own.{task} to run")
+    wait_until(lambda: broker.llen("celery") == 0, what="the list celery to be empty")
+    return len(runs(broker, task)) == 1
+
+
+def test_a_chain_goes_from_a_task_of_the_app_through_infer_to_another(
+    own: Celery, infer: Infer, broker: redis.Redis
+) -> None:
+    steps = chain(
+        own.tasks["own.row"].s(1, 2, 3), infer.for_model(MODEL).s(), own.tasks["own.total"].s()
+    )
+
+    result = steps.apply_async()
+
+    assert result.get(timeout=15) == 12
+    assert result.parent.state == "SUCCESS"
+    assert result.parent.get(timeout=1)["y"].tolist() == [[2, 4, 6]]
+    assert ran_once_and_no_more(broker, "total")
+
+
+def test_a_chain_ends_where_a_job_fails(own: Celery, infer: Infer, broker: redis.Redis) -> None:
+    steps = chain(infer.s(MODEL, {"wrong": row()}), own.tasks["own.total"].s())
+
+    result = steps.apply_async()
+
+    with pytest.raises(BadRequest):
+        result.parent.get(timeout=15)
+    assert result.state == "PENDING"
+    assert runs(broker, "total") == []
+
+
+def test_a_group_of_jobs_is_answered_in_its_order(infer: Infer) -> None:
+    jobs = group(infer.s(MODEL, {"x": row(argument=number)}) for number in range(40))
+
+    replies = jobs.apply_async().get(timeout=15)
+
+    assert [reply["y"][0, 1] for reply in replies] == [2 * number for number in range(40)]
+
+
+def test_the_body_of_a_chord_runs_once_on_the_workers_of_the_app(
+    own: Celery, infer: Infer, broker: redis.Redis
+) -> None:
+    header = [infer.s(MODEL, {"x": row(argument=1)}) for _ in range(40)]
+
+    result = chord(header)(own.tasks["own.total"].s())
+
+    assert result.get(timeout=15) == 80
+    assert ran_once_and_no_more(broker, "total")
+
+
+def test_a_chord_with_tasks_of_both_workers_ends(own: Celery, infer: Infer) -> None:
+    header = [
+        infer.s(MODEL, {"x": row(argument=1)}),
+        chain(own.tasks["own.row"].s(0, 2, 0), infer.for_model(MODEL).s()),
+    ]
+
+    result = chord(header)(own.tasks["own.total"].s())
+
+    assert result.get(timeout=15) == 6
+
+
+def test_a_body_that_is_infer_gets_what_the_header_answered(own: Celery, infer: Infer) -> None:
+    steps = chord([own.tasks["own.row"].s(1, 1, 1)], own.tasks["own.first"].s())
+
+    result = chain(steps, infer.for_model(MODEL).s()).apply_async()
+
+    assert result.get(timeout=15)["y"].tolist() == [[2, 2, 2]]
+
+
+def test_a_member_that_fails_ends_its_chord_in_an_error(
+    own: Celery, infer: Infer, broker: redis.Redis
+) -> None:
+    header = [infer.s(MODEL, {"x": row()}), infer.s(MODEL, {"x": RAISE})]
+
+    result = chord(header)(own.tasks["own.total"].s())
+
+    with pytest.raises(ChordError, match="told to"):
+        result.get(timeout=15)
+    assert runs(broker, "total") == []
+
+
+def test_a_member_that_is_refused_or_cancelled_ends_its_chord_in_an_error(
+    own: Celery, infer: Infer
+) -> None:
+    expired = infer.s(MODEL, {"x": row()}).set(expires=-1)
+    unfit = infer.s(MODEL, {"wrong": row()})
+
+    results = [
+        chord([infer.s(MODEL, {"x": row()}), bad])(own.tasks["own.total"].s())
+        for bad in (expired, unfit)
+    ]
+
+    for result in results:
+        with pytest.raises(ChordError):
+            result.get(timeout=15)
+
+
+def test_a_link_gets_the_answer(own: Celery, infer: Infer, broker: redis.Redis) -> None:
+    job = infer.s(MODEL, {"x": row(argument=4)})
+
+    result = job.apply_async(link=own.tasks["own.total"].s())
+
+    assert result.get(timeout=15)["y"].sum() == 8
+    assert ran_once_and_no_more(broker, "total")
+    wait_until(lambda: result.children, what="the link to be known as a child")
+    assert result.children[0].get(timeout=15) == 8
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"x": RAISE}, {"wrong": row()}], ids=["failed in the engine", "unfit"]
+)
+def test_an_errback_gets_the_id_of_the_job(
+    own: Celery, infer: Infer, broker: redis.Redis, inputs: dict[str, object]
+) -> None:
+    job = infer.s(MODEL, inputs)
+
+    result = job.apply_async(link_error=own.tasks["own.failed"].s())
+
+    with pytest.raises(FleetError):
+        result.get(timeout=15)
+    assert ran_once_and_no_more(broker, "failed")
+    assert runs(broker, "failed") == [result.id]

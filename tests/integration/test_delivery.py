@@ -1,0 +1,505 @@
+"""The delivery scripts on a real server: who holds a job, how often it was started, how it
+ends.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+
+from producer.contract.names import FREE, GROUP, Keys, Priority
+from workers.batching.closing import Closed
+from workers.delivery import ledger as delivery
+from workers.delivery.ledger import Claimed, End, Ending, Entry, Ledger, Letter, Verdict, Wish
+from workers.delivery.scripts import send
+
+KEYS = Keys()
+QUEUE = "fleet.m"
+
+
+def ledger(consumer: str) -> Ledger:
+    return Ledger(keys=KEYS, consumer=consumer, result_ttl_s=60, max_attempts=3)
+
+
+@pytest.fixture
+def broker(client: redis.Redis) -> redis.Redis:
+    delivery.ensure_groups(client, KEYS, [QUEUE])
+    return client
+
+
+def add(
+    broker: redis.Redis,
+    job: str | None,
+    *,
+    rows: int = 1,
+    priority: Priority = Priority.NORMAL,
+    body: bytes = b"body",
+) -> str:
+    fields: Any = {"rows": rows, "env": b"env", "body": body}
+    if job is not None:
+        fields["id"] = job
+    added: Any = broker.xadd(KEYS.stream(QUEUE, priority), fields)
+    return str(added.decode())
+
+
+def claim(
+    broker: redis.Redis, who: Ledger, *, rows: int = 32, size: int = 1 << 20
+) -> Claimed | None:
+    wish = Wish(queue=QUEUE, max_rows=rows, max_bytes=size, max_entries=rows)
+    return send(broker, who.claim([wish]))[0]  # type: ignore[no-any-return]
+
+
+def ids(claimed: Claimed | None) -> list[str | None]:
+    return [entry.job_id for entry in claimed.entries] if claimed else []
+
+
+def begin(broker: redis.Redis, who: Ledger, claimed: Claimed) -> list[tuple[Verdict, int]]:
+    jobs = [(entry, entry.job_id or "") for entry in claimed.entries]
+    return send(broker, who.begin(QUEUE, jobs))[0]  # type: ignore[no-any-return]
+
+
+def complete(
+    broker: redis.Redis, who: Ledger, entries: tuple[Entry, ...], payload: bytes = b"done"
+) -> list[Ending]:
+    ends = [End(entry=entry, job_id=entry.job_id or "", payload=payload) for entry in entries]
+    return send(broker, who.complete(QUEUE, ends))[0]  # type: ignore[no-any-return]
+
+
+def left(broker: redis.Redis) -> int:
+    return sum(broker.xlen(stream) for stream in KEYS.streams(QUEUE))
+
+
+def test_a_claim_takes_the_highest_priority_first(broker: redis.Redis) -> None:
+    add(broker, "low", priority=Priority.LOW)
+    add(broker, "normal")
+    add(broker, "high", priority=Priority.HIGH)
+
+    claimed = claim(broker, ledger("a"))
+
+    assert ids(claimed) == ["high", "normal", "low"]
+
+
+def test_a_claim_stops_where_the_next_job_would_not_fit(broker: redis.Redis) -> None:
+    for number in range(5):
+        add(broker, f"j{number}", rows=3)
+
+    first = claim(broker, ledger("a"), rows=8)
+    second = claim(broker, ledger("b"), rows=8)
+
+    assert first is not None
+    assert ids(first) == ["j0", "j1"]
+    assert first.closed is Closed.FULL
+    assert ids(second) == ["j2", "j3"]
+
+
+def test_a_job_larger_than_the_limit_is_claimed_alone(broker: redis.Redis) -> None:
+    add(broker, "small")
+    for number in range(3):
+        add(broker, f"large{number}", rows=1000)
+
+    taken = [ids(claim(broker, ledger(f"c{number}"))) for number in range(4)]
+
+    assert taken == [["small"], ["large0"], ["large1"], ["large2"]]
+
+
+def test_a_claim_is_bounded_in_bytes(broker: redis.Redis) -> None:
+    for number in range(4):
+        add(broker, f"j{number}", body=b"x" * 1000)
+
+    claimed = claim(broker, ledger("a"), size=2500)
+
+    assert claimed is not None
+    assert ids(claimed) == ["j0", "j1"]
+    assert claimed.closed is Closed.BYTES
+
+
+def test_two_consumers_never_hold_the_same_job(broker: redis.Redis) -> None:
+    for number in range(100):
+        add(broker, f"j{number}")
+
+    taken = [ids(claim(broker, ledger(f"c{number % 2}"), rows=7)) for number in range(16)]
+
+    jobs = [job for batch in taken for job in batch]
+    assert len(jobs) == 100
+    assert len(set(jobs)) == 100
+
+
+def test_a_completed_job_leaves_nothing_but_its_result(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+
+    endings = complete(broker, who, claimed.entries)
+
+    assert endings == [Ending.STORED]
+    assert broker.get(KEYS.result("j")) == b"done"
+    assert 0 < broker.ttl(KEYS.result("j")) <= 60
+    assert left(broker) == 0
+    assert not broker.exists(KEYS.journal(QUEUE))
+    assert broker.xpending(KEYS.stream(QUEUE, Priority.NORMAL), GROUP)["pending"] == 0
+
+
+def test_given_back_jobs_are_claimed_before_new_ones_and_uncounted(broker: redis.Redis) -> None:
+    add(broker, "old")
+    first, second = ledger("a"), ledger("b")
+    claim(broker, first)
+    add(broker, "new")
+
+    released = send(broker, first.release([QUEUE]))[0]
+
+    claimed = claim(broker, second)
+    assert released == 1
+    assert claimed is not None
+    assert ids(claimed) == ["old", "new"]
+    assert begin(broker, second, claimed) == [(Verdict.RUN, 0), (Verdict.RUN, 0)]
+
+
+def test_release_keeps_what_it_is_told_to_keep(broker: redis.Redis) -> None:
+    for number in range(3):
+        add(broker, f"j{number}")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+
+    released = send(broker, who.release([QUEUE], keep=claimed.entries[:1]))[0]
+
+    assert released == 2
+    assert ids(claim(broker, ledger("b"))) == ["j1", "j2"]
+
+
+def test_jobs_of_a_batch_that_died_run_alone_one_after_the_other(broker: redis.Redis) -> None:
+    for number in range(3):
+        add(broker, f"j{number}")
+    dead = ledger("dead")
+    first = claim(broker, dead)
+    assert first is not None
+    begin(broker, dead, first)
+    send(broker, dead.release([QUEUE], remove=True))
+    add(broker, "fresh")
+
+    seen = []
+    for _ in range(4):
+        who = ledger("heir")
+        claimed = claim(broker, who)
+        assert claimed is not None
+        seen.append((ids(claimed), begin(broker, who, claimed), claimed.closed))
+        complete(broker, who, claimed.entries)
+
+    alone = [(Verdict.ALONE, 1)]
+    assert seen == [
+        (["j0"], alone, Closed.ALONE),
+        (["j1"], alone, Closed.ALONE),
+        (["j2"], alone, Closed.ALONE),
+        (["fresh"], [(Verdict.RUN, 0)], Closed.DRAINED),
+    ]
+
+
+def test_a_suspect_behind_fresh_jobs_answers_later_and_is_not_counted(
+    broker: redis.Redis,
+) -> None:
+    add(broker, "suspect")
+    dead, who = ledger("dead"), ledger("a")
+    first = claim(broker, dead)
+    assert first is not None
+    begin(broker, dead, first)
+    add(broker, "fresh")
+    fresh = claim(broker, who)
+    assert fresh is not None
+    send(broker, dead.release([QUEUE], remove=True))
+    suspect = claim(broker, who)
+    assert suspect is not None
+
+    jobs = [(entry, entry.job_id or "") for entry in (*fresh.entries, *suspect.entries)]
+    verdicts = send(broker, who.begin(QUEUE, jobs))[0]
+
+    assert verdicts == [(Verdict.RUN, 0), (Verdict.LATER, 1)]
+    record = broker.hget(KEYS.journal(QUEUE), "suspect")
+    assert record is not None
+    assert record.split()[2] == b"1"
+
+
+def test_a_job_is_exhausted_after_its_third_start(broker: redis.Redis) -> None:
+    add(broker, "poison")
+
+    verdicts = []
+    for number in range(4):
+        who = ledger(f"c{number}")
+        claimed = claim(broker, who)
+        assert claimed is not None
+        verdicts += begin(broker, who, claimed)
+        send(broker, who.release([QUEUE], remove=True))
+
+    assert verdicts == [
+        (Verdict.RUN, 0),
+        (Verdict.ALONE, 1),
+        (Verdict.ALONE, 2),
+        (Verdict.EXHAUSTED, 3),
+    ]
+
+
+def test_a_start_that_we_ended_is_forgiven(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who, heir = ledger("a"), ledger("b")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+
+    forgiven, released = send(broker, who.forgive(QUEUE), who.release([QUEUE], remove=True))
+
+    again = claim(broker, heir)
+    assert (forgiven, released) == (1, 1)
+    assert again is not None
+    assert begin(broker, heir, again) == [(Verdict.RUN, 0)]
+
+
+def test_who_lost_a_claim_can_neither_begin_nor_complete_it(broker: redis.Redis) -> None:
+    add(broker, "j")
+    slow, heir = ledger("slow"), ledger("heir")
+    claimed = claim(broker, slow)
+    assert claimed is not None
+    begin(broker, slow, claimed)
+    time.sleep(0.05)
+    taken = send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.02, silent_s=60))[0]
+    again = claim(broker, heir)
+    assert again is not None
+
+    verdicts = begin(broker, slow, claimed)
+    endings = complete(broker, slow, claimed.entries, b"late")
+
+    assert taken == 1
+    assert verdicts == [(Verdict.LOST, 0)]
+    assert endings == [Ending.LOST]
+    assert broker.get(KEYS.result("j")) is None
+    assert begin(broker, heir, again) == [(Verdict.ALONE, 1)]
+    assert complete(broker, heir, again.entries) == [Ending.STORED]
+
+
+def test_a_renewed_claim_is_not_taken_over(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who = ledger("a")
+    claim(broker, who)
+    time.sleep(0.1)
+
+    renewed = send(broker, delivery.renew(KEYS, [QUEUE], ["a", "nobody"]))[0]
+    taken = send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.08, silent_s=60))[0]
+
+    assert renewed == 1
+    assert taken == 0
+
+
+def test_a_renewal_does_not_steal_back_what_was_taken_over(broker: redis.Redis) -> None:
+    add(broker, "j")
+    claim(broker, ledger("slow"))
+    time.sleep(0.05)
+    send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.02, silent_s=60))
+
+    renewed = send(broker, delivery.renew(KEYS, [QUEUE], ["slow"]))[0]
+
+    assert renewed == 0
+    assert ids(claim(broker, ledger("heir"))) == ["j"]
+
+
+def test_empty_consumers_are_forgotten_and_others_are_not(broker: redis.Redis) -> None:
+    add(broker, "j")
+    stream = KEYS.stream(QUEUE, Priority.NORMAL)
+    claim(broker, ledger("holds"))
+    claim(broker, ledger("empty"))
+    time.sleep(0.05)
+
+    send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=0.02))
+
+    names = {consumer["name"] for consumer in broker.xinfo_consumers(stream, GROUP)}
+    assert names == {b"holds"}
+
+
+def test_an_outcome_is_stored_once_whoever_comes_first(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+    broker.set(KEYS.result("j"), b"revoked before")
+
+    endings = complete(broker, who, claimed.entries)
+
+    assert endings == [Ending.KEPT]
+    assert broker.get(KEYS.result("j")) == b"revoked before"
+    assert left(broker) == 0
+
+
+@pytest.mark.parametrize("key", [KEYS.result("j"), KEYS.fence("j")])
+def test_a_job_that_is_done_is_dropped_without_a_start(broker: redis.Redis, key: str) -> None:
+    add(broker, "j")
+    broker.set(key, b"x")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+
+    verdicts = begin(broker, who, claimed)
+
+    assert verdicts == [(Verdict.DONE, 0)]
+    assert left(broker) == 0
+
+
+def test_a_repeated_publish_runs_once(broker: redis.Redis) -> None:
+    add(broker, "same")
+    add(broker, "same")
+    who, other = ledger("a"), ledger("b")
+    first = claim(broker, who, rows=1)
+    assert first is not None
+    assert begin(broker, who, first) == [(Verdict.RUN, 0)]
+    second = claim(broker, other)
+    assert second is not None
+
+    verdicts = begin(broker, other, second)
+
+    assert verdicts == [(Verdict.DUPLICATE, 0)]
+    assert left(broker) == 1
+    assert complete(broker, who, first.entries) == [Ending.STORED]
+
+
+def test_a_repeated_publish_in_one_batch_runs_once(broker: redis.Redis) -> None:
+    add(broker, "same")
+    add(broker, "same")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+
+    verdicts = begin(broker, who, claimed)
+
+    assert verdicts == [(Verdict.RUN, 0), (Verdict.DUPLICATE, 0)]
+    assert left(broker) == 1
+
+
+def test_a_cancelled_job_is_not_started_and_stays_ours_to_end(broker: redis.Redis) -> None:
+    add(broker, "j")
+    broker.set(KEYS.cancelled("j"), 1)
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+
+    verdicts = begin(broker, who, claimed)
+
+    assert verdicts == [(Verdict.CANCELLED, 0)]
+    assert not broker.exists(KEYS.journal(QUEUE))
+    assert complete(broker, who, claimed.entries, b"revoked") == [Ending.STORED]
+
+
+def test_a_dead_letter_keeps_the_entry_and_says_why(broker: redis.Redis) -> None:
+    add(broker, "j", body=b"\x00raw")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    letter = Letter(code="WORKER_LOST", reason="it died", attempts=3, worker="w")
+
+    buried = send(broker, who.bury(QUEUE, claimed.entries[0], "j", letter, payload=b"failure"))[0]
+
+    assert buried is True
+    letters: Any = broker.xrange(KEYS.dead(QUEUE))
+    ((_, fields),) = letters
+    assert fields[b"code"] == b"WORKER_LOST"
+    assert fields[b"attempts"] == b"3"
+    assert fields[b"original:body"] == b"\x00raw"
+    assert broker.get(KEYS.result("j")) == b"failure"
+    assert left(broker) == 0
+
+
+def test_clients_are_told_once_for_each_batch(broker: redis.Redis) -> None:
+    for job in ("j0", "j1", "j2"):
+        add(broker, job)
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+    listener = broker.pubsub()
+    listener.subscribe(KEYS.replies("me"))
+    listener.get_message(timeout=1)
+
+    ends = [
+        End(entry=entry, job_id=entry.job_id or "", payload=b"done", reply_to=reply_to)
+        for entry, reply_to in zip(claimed.entries, ["me", None, "me"], strict=True)
+    ]
+    send(broker, who.complete(QUEUE, ends))
+
+    message = listener.get_message(timeout=5)
+    assert message is not None
+    assert message["data"] == b"j0,j2"
+    assert listener.get_message(timeout=0.2) is None
+    listener.close()
+
+
+def test_delayed_jobs_move_into_their_stream_when_they_are_due(broker: redis.Redis) -> None:
+    for job, due_s in (("now", 10.0), ("later", 99.0)):
+        fields = {"id": job, "rows": "1", "env": b"\x80", "body": b"\xff\x00", "priority": "high"}
+        broker.zadd(KEYS.delayed(QUEUE), {msgpack.packb(fields, use_bin_type=False): due_s})
+
+    moved = send(broker, delivery.move_due(KEYS, QUEUE, now_unix_s=50.0))[0]
+
+    moved_entries: Any = broker.xrange(KEYS.stream(QUEUE, Priority.HIGH))
+    ((_, entry),) = moved_entries
+    assert moved == 1
+    assert entry == {b"id": b"now", b"rows": b"1", b"env": b"\x80", b"body": b"\xff\x00"}
+    assert broker.zcard(KEYS.delayed(QUEUE)) == 1
+
+
+def test_scripts_are_loaded_again_after_the_server_forgot_them(broker: redis.Redis) -> None:
+    add(broker, "j")
+    broker.script_flush()
+
+    claimed = claim(broker, ledger("a"))
+
+    assert ids(claimed) == ["j"]
+
+
+def test_groups_are_created_once(broker: redis.Redis) -> None:
+    delivery.ensure_groups(broker, KEYS, [QUEUE])
+
+    groups = [broker.xinfo_groups(stream) for stream in KEYS.streams(QUEUE)]
+
+    assert [len(group) for group in groups] == [1, 1, 1]
+
+
+def test_everything_on_the_worker_path_works_on_a_full_server(broker: redis.Redis) -> None:
+    for number in range(4):
+        add(broker, f"j{number}", body=b"x" * 1000)
+    dead, who = ledger("dead"), ledger("a")
+    broker.config_set("maxmemory", 1)
+    try:
+        lost = claim(broker, dead, rows=1)
+        assert lost is not None
+        begin(broker, dead, lost)
+        send(broker, dead.forgive(QUEUE), dead.release([QUEUE], remove=True))
+        claimed = claim(broker, who)
+        assert claimed is not None
+        verdicts = begin(broker, who, claimed)
+        send(broker, delivery.renew(KEYS, [QUEUE], ["a"]))
+        send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=60))
+        endings = complete(broker, who, claimed.entries[:3])
+        letter = Letter(code="BAD_MESSAGE", reason="r", attempts=0, worker="w")
+        buried = send(
+            broker, who.bury(QUEUE, claimed.entries[3], "j3", letter, payload=b"failure")
+        )[0]
+    finally:
+        broker.config_set("maxmemory", 0)
+
+    assert [verdict for verdict, _ in verdicts] == [Verdict.RUN] * 4
+    assert endings == [Ending.STORED] * 3
+    assert buried is True
+    assert left(broker) == 0
+
+
+def test_given_back_is_a_consumer_nobody_else_is(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who = ledger("a")
+    claim(broker, who)
+    send(broker, who.release([QUEUE], remove=True))
+
+    names = {c["name"] for c in broker.xinfo_consumers(KEYS.stream(QUEUE, Priority.NORMAL), GROUP)}
+
+    assert names == {FREE.encode()}

@@ -1,0 +1,165 @@
+"""Small real ONNX models, each with one property that breaks a naive batcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+DIGITS = Path(__file__).resolve().parent.parent / "configs" / "models" / "digits"
+
+FLOAT, INT64, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
+
+Tensor: TypeAlias = tuple[str, int, list[int | str]]
+
+
+def linear(path: Path, *, rows: int | str = "n") -> None:
+    """``y = x @ w``: rows do not touch each other; a number of ``rows`` fixes the batch."""
+    weights = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    _save(
+        path,
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        inputs=[("x", FLOAT, [rows, 4])],
+        outputs=[("y", FLOAT, [rows, 3])],
+        constants={"w": weights},
+    )
+
+
+def baked_reshape(path: Path) -> None:
+    """The batch axis is dynamic by name, and fixed at 1 by a constant inside."""
+    _save(
+        path,
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        inputs=[("x", FLOAT, ["n", 4])],
+        outputs=[("y", FLOAT, ["n", 4])],
+        constants={"shape": np.array([1, 4], np.int64)},
+    )
+
+
+def state_on_axis_one(path: Path) -> None:
+    """As in voice models: the state's batch axis is 1, and ``rate`` is a scalar for all rows."""
+    _save(
+        path,
+        [
+            helper.make_node("Cast", ["rate"], ["factor"], to=FLOAT),
+            helper.make_node("Mul", ["x", "factor"], ["scaled"]),
+            helper.make_node("ReduceSum", ["state", "first"], ["level"], keepdims=0),
+            helper.make_node("Add", ["scaled", "level"], ["y"]),
+            helper.make_node("Add", ["state", "x"], ["next"]),
+        ],
+        inputs=[("x", FLOAT, ["b", 3]), ("state", FLOAT, [2, "b", 3]), ("rate", INT64, [])],
+        outputs=[("y", FLOAT, ["b", 3]), ("next", FLOAT, [2, "b", 3])],
+        constants={"first": np.array([0], np.int64)},
+    )
+
+
+def running_sum(path: Path) -> None:
+    """The first axis is time: each step adds to the ones before."""
+    _save(
+        path,
+        [helper.make_node("CumSum", ["x", "axis"], ["y"])],
+        inputs=[("x", FLOAT, ["t", 3])],
+        outputs=[("y", FLOAT, ["t", 3])],
+        constants={"axis": np.array(0, np.int64)},
+    )
+
+
+def positive_pixels(path: Path) -> None:
+    """Finds things: the answer has as many rows as were found, not as were sent."""
+    _save(
+        path,
+        [
+            helper.make_node("NonZero", ["x"], ["found"]),
+            helper.make_node("Transpose", ["found"], ["y"]),
+        ],
+        inputs=[("x", FLOAT, ["n", 4])],
+        outputs=[("y", INT64, ["found", 2])],
+    )
+
+
+def lookup(path: Path) -> None:
+    """A table of five rows: an index outside of it is refused while the batch runs."""
+    table = np.arange(10, dtype=np.float32).reshape(5, 2)
+    _save(
+        path,
+        [helper.make_node("Gather", ["table", "ids"], ["y"], axis=0)],
+        inputs=[("ids", INT64, ["n", 3])],
+        outputs=[("y", FLOAT, ["n", 3, 2])],
+        constants={"table": table},
+    )
+
+
+def lstm(path: Path) -> None:
+    """An LSTM over ``[time, rows, 2]``: a batch of no rows may abort the process."""
+    rng = np.random.default_rng(3)
+    hidden = 4
+    _save(
+        path,
+        [
+            helper.make_node("LSTM", ["x", "w", "r"], ["", "last"], hidden_size=hidden),
+            helper.make_node("Squeeze", ["last", "zero"], ["y"]),
+        ],
+        inputs=[("x", FLOAT, ["t", "n", 2])],
+        outputs=[("y", FLOAT, ["n", hidden])],
+        constants={
+            "w": rng.standard_normal((1, 4 * hidden, 2)).astype(np.float32),
+            "r": rng.standard_normal((1, 4 * hidden, hidden)).astype(np.float32),
+            "zero": np.array([0], np.int64),
+        },
+    )
+
+
+def text(path: Path) -> None:
+    """An input that holds text."""
+    _save(
+        path,
+        [helper.make_node("Identity", ["x"], ["y"])],
+        inputs=[("x", TEXT, ["n"])],
+        outputs=[("y", TEXT, ["n"])],
+    )
+
+
+def wide(path: Path, *, width: int = 4096) -> None:
+    """Weights are nothing beside what a row takes while it runs: ``width`` floats, twice."""
+    _save(
+        path,
+        [
+            helper.make_node("MatMul", ["x", "w"], ["spread"]),
+            helper.make_node("Sigmoid", ["spread"], ["bent"]),
+            helper.make_node("ReduceMean", ["bent"], ["y"], axes=[1], keepdims=1),
+        ],
+        inputs=[("x", FLOAT, ["n", 1])],
+        outputs=[("y", FLOAT, ["n", 1])],
+        constants={"w": np.linspace(-1, 1, width, dtype=np.float32)[None]},
+    )
+
+
+def digits_int8(path: Path) -> None:
+    """The digits, quantised by the largest value of each batch: rows touch each other."""
+    quantize_dynamic(DIGITS / "digits.onnx", path, weight_type=QuantType.QUInt8)
+
+
+def _save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    *,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    constants: dict[str, npt.NDArray[Any]] | None = None,
+) -> None:
+    graph = helper.make_graph(
+        nodes,
+        path.stem,
+        [helper.make_tensor_value_info(*tensor) for tensor in inputs],
+        [helper.make_tensor_value_info(*tensor) for tensor in outputs],
+        [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())

@@ -1,0 +1,94 @@
+"""Somebody's own Celery app beside the fleet: its tasks wait in the list ``celery`` of the same
+Redis and run on a plain worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from celery import Celery
+
+from producer.contract.settings import Settings
+from producer.tasks import Infer, register
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from tests.support.worker import ROOT
+
+#: Says where the app's own broker is, when this module is loaded by a plain worker.
+BROKER: Final = "TEST_APP_BROKER_URL"
+
+
+def make_own_app(url: str) -> tuple[Celery, Infer]:
+    """Return an app on stock ``redis://`` lists, with `infer` registered on it."""
+    own = Celery("own", broker=url, backend=url)
+    own.conf.broker_connection_retry_on_startup = True
+    infer = register(own, Settings(broker_url=url))
+
+    @own.task(name="own.row", shared=False)
+    def row(*values: float) -> dict[str, Any]:
+        """Return the inputs of a job."""
+        return {"x": [list(values)]}
+
+    @own.task(name="own.first", shared=False)
+    def first(answers: list[Any]) -> Any:
+        return answers[0]
+
+    @own.task(name="own.total", shared=False)
+    def total(outputs: Any) -> float:
+        """Return the sum of what one job, or each of a chord, answered; count the runs."""
+        _note(own, "total")
+        return sum(
+            float(o["y"].sum()) for o in (outputs if isinstance(outputs, list) else [outputs])
+        )
+
+    @own.task(name="own.failed", shared=False)
+    def failed(job_id: str) -> None:
+        """Note the id of a job that failed."""
+        _note(own, "failed", job_id)
+
+    return own, infer
+
+
+def runs(client: redis.Redis, task: str) -> list[str]:
+    """Return what a task of the app noted, one entry for each run."""
+    noted: Any = client.lrange(f"own:{task}", 0, -1)
+    return [entry.decode() for entry in noted]
+
+
+def _note(own: Celery, task: str, text: str = "") -> None:
+    with own.backend.client.pipeline() as pipe:
+        pipe.rpush(f"own:{task}", text)
+        pipe.expire(f"own:{task}", 600)
+        pipe.execute()
+
+
+@contextlib.contextmanager
+def running_plain_worker(server: TestServer, log: Path) -> Iterator[Mapping[str, str]]:
+    """Run Celery's own worker with the app for the length of the block."""
+    environ = {**os.environ, BROKER: server.url, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.app", "worker"]
+    with log.open("wb") as sink:
+        worker = subprocess.Popen(
+            [*command, "-P", "solo", "-n", "plain@test", "-l", "INFO"],
+            env=environ,
+            cwd=ROOT,
+            stdout=sink,
+            stderr=sink,
+        )
+    try:
+        wait_until(lambda: "ready." in log.read_text(), what="the plain worker to be ready")
+        yield environ
+    finally:
+        worker.kill()
+        worker.wait(timeout=30)
+
+
+if BROKER in os.environ:
+    app, _ = make_own_app(os.environ[BROKER])

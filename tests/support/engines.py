@@ -1,0 +1,134 @@
+"""An engine that does what its inputs say, plugged in as ``runtime =
+"tests.support.engines:Scripted"``.
+
+A row is ``[what, argument, job number]``. Every start of a numbered row is a line of the log that
+``options.log`` names: ``start <job> <pid> <precision> <rows of the batch> <unix seconds>``. The
+log, not the results, says how often a job ran.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from producer.contract.errors import EngineFailed, OutOfMemory
+from workers.engines.base import Engine, EngineRefused
+from workers.models import ModelSpec, TensorSpec
+
+
+class Do(enum.IntEnum):
+    """What a row makes the engine do; anything below 10, a probe's values too, is answered."""
+
+    OK = 0
+    #: Sleep so many seconds.
+    SLEEP = 10
+    KILL = 11
+    ABORT = 12
+    MEMORY_ERROR = 13
+    ARRAY_MEMORY_ERROR = 14
+    RAISE = 15
+    REFUSE = 16
+    KILL_PARENT = 17
+
+
+def row(do: Do = Do.OK, argument: float = 0.0, job: int = 0) -> npt.NDArray[np.float32]:
+    """Return the input of a job with one row."""
+    return np.array([[do, argument, job]], dtype=np.float32)
+
+
+class Scripted(Engine):
+    """Options: ``log`` (file), ``load_s``, ``batch_s``, ``out_of_memory_above`` (rows by
+    precision), ``load_fails_while`` (a file: its text is the error, ``abort`` kills the process),
+    ``width``.
+    """
+
+    def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
+        self._precision = precision
+        self._options: dict[str, Any] = dict(spec.options)
+        shape = (None, int(self._options.get("width", 3)))
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=shape, batch_axis=0),)
+        self.outputs = (TensorSpec(name="y", dtype="float32", shape=shape, batch_axis=0),)
+        self.runtime = "scripted"
+        self._append(f"load {os.getpid()} {precision}")
+        time.sleep(float(self._options.get("load_s", 0)))
+        self._fail_while_told()
+
+    def run(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        rows = feeds["x"]
+        limits = self._options.get("out_of_memory_above", {})
+        if len(rows) > limits.get(self._precision, len(rows)):
+            raise OutOfMemory(f"{len(rows)} rows in {self._precision}")
+        batch = f"{os.getpid()} {self._precision} {len(rows)} {time.time():.6f}"
+        for job in rows[:, 2]:
+            if job >= 1:
+                self._append(f"start {int(job)} {batch}")
+        time.sleep(float(self._options.get("batch_s", 0)) if (rows[:, 2] >= 1).any() else 0)
+        for do, argument in rows[:, :2]:
+            _act(int(do), float(argument))
+        return {"y": rows * 2}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _fail_while_told(self) -> None:
+        told = Path(self._options.get("load_fails_while", "/nonexistent"))
+        if told.exists():
+            text = told.read_text()
+            if text == "abort":
+                os.abort()
+            raise EngineFailed(text)
+
+    def _append(self, line: str) -> None:
+        if "log" in self._options:
+            fd = os.open(self._options["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(fd, f"{line}\n".encode())
+            os.close(fd)
+
+
+def _act(do: int, argument: float) -> None:
+    match do:
+        case Do.SLEEP:
+            time.sleep(argument)
+        case Do.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Do.ABORT:
+            os.abort()
+        case Do.KILL_PARENT:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(5)
+        case Do.MEMORY_ERROR:
+            raise MemoryError
+        case Do.ARRAY_MEMORY_ERROR:
+            np.zeros(1 << 60, dtype=np.int8)
+        case Do.RAISE:
+            raise RuntimeError("told to")
+        case Do.REFUSE:
+            raise EngineRefused("told to refuse", invalid=True)
+
+
+def starts(log: Path) -> dict[int, int]:
+    """Return how often each job was started, from the log."""
+    counts: dict[int, int] = {}
+    for line in log.read_text().splitlines() if log.exists() else []:
+        words = line.split()
+        if words[0] == "start":
+            counts[int(words[1])] = counts.get(int(words[1]), 0) + 1
+    return counts
+
+
+def batches(log: Path) -> list[int]:
+    """Return the rows of each batch in the order they were started, from the log."""
+    seen: dict[tuple[str, str], int] = {}
+    for line in log.read_text().splitlines():
+        words = line.split()
+        if words[0] == "start":
+            seen.setdefault((words[2], words[5]), int(words[4]))
+    return list(seen.values())

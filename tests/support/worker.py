@@ -1,0 +1,198 @@
+"""A real worker for tests: `celery -A workers.app worker` in a process of its own, with models of
+a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from producer.contract.counters import add_counters
+from producer.contract.names import Keys
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+
+#: The engine of `tests.support.engines`, which does what its inputs say.
+SCRIPTED: Final = {"runtime": "tests.support.engines:Scripted", "max_batch_size": 32}
+
+
+class Worker:
+    """One worker: a parent process and its instances."""
+
+    def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
+        self._server, self._config, self.node = server, config, f"{node}@test"
+        self.log_path = config / f"{node}.log"
+        self.environ = {
+            **os.environ,
+            "FLEET_BROKER_URL": server.url,
+            "FLEET_CONFIG": str(config),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "ignore",
+            **environ,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str) -> None:
+        """Start it; returns at once."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
+                    *("-l", "INFO", "-n", self.node, *options),
+                ],
+                env=self.environ,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def status(self) -> dict[str, Any]:
+        """Return what the worker last said of itself; empty when it has not spoken."""
+        with self._server.client() as client:
+            try:
+                text = client.get(Keys().worker(self.node))
+            except redis.RedisError:
+                return {}
+        return dict(json.loads(text)) if text else {}
+
+    def instances(self) -> list[dict[str, Any]]:
+        return list(self.status().get("instances", []))
+
+    def instance_pids(self) -> list[int]:
+        """Return the living children, as the kernel knows them."""
+        return children_of(self.pid)
+
+    def wait_ready(self, count: int = 1, timeout_s: float = 30.0) -> None:
+        """Wait until ``count`` instances are ready."""
+        wait_until(
+            lambda: self._alive() and self._ready() >= count,
+            what=f"{count} ready instances of {self.node}\n{self.log()[-3000:]}",
+            timeout_s=timeout_s,
+        )
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+        """Send a signal and return the exit status."""
+        assert self.process is not None
+        self.process.send_signal(how)
+        return self.process.wait(timeout=timeout_s)
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def counters(self, model: str) -> dict[str, Any]:
+        """Return the totals of one model over all instances."""
+        total: dict[str, Any] = {}
+        for instance in self.instances():
+            total = add_counters(total, instance["counters"].get(model, {}))
+        return total
+
+    def wait_counters(self, model: str, *, jobs: int) -> dict[str, Any]:
+        """Return the totals of one model once they count ``jobs`` jobs."""
+        return wait_until(
+            lambda: found if (found := self.counters(model)).get("jobs", 0) >= jobs else None,
+            what=f"{jobs} counted jobs of {model}",
+        )
+
+    def _ready(self) -> int:
+        return sum(instance["state"] == "ready" for instance in self.instances())
+
+    def _alive(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"the worker ended with {self.process.returncode}:\n{self.log()}")
+        return True
+
+
+@contextlib.contextmanager
+def config_folder(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """Make a configuration folder with ``models``, each given as the values of its file."""
+    with tempfile.TemporaryDirectory(prefix="fleet-config-") as name:
+        folder = Path(name)
+        (folder / "fleet.toml").write_text("")
+        for model, values in models.items():
+            write_model(folder, model, values)
+        yield folder
+
+
+def write_model(config: Path, model: str, values: Mapping[str, Any]) -> None:
+    """Write one model.toml; nested mappings become tables."""
+    folder = config / "models" / model
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.toml").write_text("\n".join(_toml(values)) + "\n")
+
+
+@contextlib.contextmanager
+def running_worker(
+    server: TestServer,
+    config: Path,
+    *options: str,
+    node: str = "w1",
+    instances: int = 1,
+    environ: Mapping[str, str] | None = None,
+    wait: bool = True,
+) -> Iterator[Worker]:
+    """Run a worker for the length of the block; nothing of it is left."""
+    given = {"FLEET_INSTANCES": str(instances), **(environ or {})}
+    worker = Worker(server, config, given, node)
+    worker.start(*options)
+    children: list[int] = []
+    try:
+        if wait:
+            worker.wait_ready(instances)
+        yield worker
+    finally:
+        assert worker.process is not None
+        if worker.process.poll() is None:
+            children = worker.instance_pids()
+            worker.process.kill()
+            worker.process.wait(timeout=30)
+        wait_until(lambda: not any(map(alive, children)), what="no orphan", timeout_s=5)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the living children of a process."""
+    found = subprocess.run(
+        ["ps", "--no-headers", "-o", "pid,stat", "--ppid", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = (line.split() for line in found.stdout.splitlines())
+    return [int(child) for child, state in rows if not state.startswith("Z")]
+
+
+def alive(pid: int) -> bool:
+    """Return whether the process runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _toml(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    nested = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    if table:
+        yield f"[{table}]"
+    for key, value in values.items():
+        if key not in nested:
+            yield f"{key} = {json.dumps(value)}"
+    for key, value in nested.items():
+        yield from _toml(value, f"{table}.{key}" if table else key)

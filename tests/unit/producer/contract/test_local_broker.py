@@ -1,0 +1,63 @@
+"""The note of a running `fleet up`: found while it runs, counted for nothing afterwards."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from producer.contract.errors import ConfigError
+from producer.contract.local_broker import local_broker_url, noted
+
+URL = "redis://:secret@127.0.0.1:4000/0"
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Path:
+    return tmp_path / ".fleet" / "broker-url"
+
+
+def test_the_url_is_found_while_the_note_is_held_and_gone_afterwards(note: Path) -> None:
+    with noted(URL, note):
+        assert local_broker_url(note) == URL
+
+    assert local_broker_url(note) is None
+    assert not note.parent.exists()
+
+
+def test_only_its_owner_may_read_the_note(note: Path) -> None:
+    with noted(URL, note):
+        assert stat.S_IMODE(note.stat().st_mode) == 0o600
+
+
+def test_a_note_that_nobody_holds_counts_for_nothing(note: Path) -> None:
+    note.parent.mkdir()
+    note.write_text(URL, encoding="utf-8")
+
+    assert local_broker_url(note) is None
+
+
+def test_what_a_killed_command_left_is_replaced(note: Path) -> None:
+    note.parent.mkdir()
+    note.write_text(URL + "/a-longer-one", encoding="utf-8")
+
+    with noted(URL, note):
+        assert local_broker_url(note) == URL
+
+
+def test_a_second_command_in_the_same_clone_is_refused(note: Path) -> None:
+    with (
+        noted(URL, note),
+        pytest.raises(ConfigError, match="already runs"),
+        noted("redis://other", note),
+    ):
+        pass
+
+
+def test_the_refused_one_leaves_the_note_of_the_first(note: Path) -> None:
+    with noted(URL, note):
+        with pytest.raises(ConfigError), noted("redis://other", note):
+            pass
+
+        assert local_broker_url(note) == URL

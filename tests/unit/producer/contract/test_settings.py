@@ -1,0 +1,70 @@
+"""Settings: what the environment says, checked, and never a password in a text."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+import redis
+
+from producer.contract.errors import ConfigError
+from producer.contract.settings import Server, Settings, redacted, redis_client
+
+
+def test_a_url_gives_host_port_database_and_credentials() -> None:
+    server = Server.from_url("redis://an%40na:p%2Fw@example.org:6400/3")
+
+    assert (server.host, server.port, server.db) == ("example.org", 6400, 3)
+    assert (server.username, server.password) == ("an@na", "p/w")
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "fleets"])
+def test_tls_is_verified_whatever_the_url_leaves_out(scheme: str) -> None:
+    client = redis_client(f"{scheme}://example.org/0?ssl_ca_certs=/ca.pem")
+
+    options = client.connection_pool.connection_kwargs
+    assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
+    assert options["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+    assert options["ssl_ca_certs"] == "/ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("rediss://example.org/0?ssl_cert_reqs=none", "certificate"),
+        ("redis://example.org/0?ssl_ca_certs=/ca.pem", "do not know"),
+        ("amqp://example.org", "not a Redis URL"),
+        ("redis://example.org/jobs", "must be a number"),
+        ("redis://example.org:port/0", "not a URL"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_to_write(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Settings(broker_url=url)
+
+
+def test_a_password_is_in_no_text() -> None:
+    url = "redis://user:sec/r@et@example.org:1/0"
+    settings = Settings(broker_url="redis://user:secret@example.org:1/0")
+
+    assert "secret" not in repr(settings)
+    assert "secret" not in repr(Server.from_url(settings.broker_url))
+    assert redacted(url) == "redis://user:***@example.org:1/0"
+
+
+def test_the_environment_is_read_and_the_rest_has_defaults() -> None:
+    settings = Settings.from_env({"FLEET_BROKER_URL": "fleet://h:1/2", "FLEET_RESULT_TTL_S": "60"})
+
+    assert settings.result_url == "fleet://h:1/2"
+    assert settings.result_ttl_s == 60
+    assert settings.one_server
+
+
+def test_two_databases_are_two_servers() -> None:
+    assert not Settings(broker_url="redis://h/0", result_url="redis://h/1").one_server
+
+
+@pytest.mark.parametrize("environ", [{"FLEET_RESULT_TTL_S": "soon"}, {"FLEET_RESULT_TTL_S": "0"}])
+def test_a_wrong_number_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        Settings.from_env(environ)

@@ -1,0 +1,84 @@
+"""The `fleet` command as a person or a program meets it, without any server."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+
+import pytest
+from click.testing import CliRunner, Result
+
+from producer.cli import cli
+
+_WORKER_SIDE = ("demo", "up", "worker")
+
+
+def fleet(*args: str, **environ: str) -> Result:
+    return CliRunner().invoke(cli, args, env=dict(environ), prog_name="fleet")
+
+
+@pytest.fixture
+def nobody() -> str:
+    """Return the URL of a port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"redis://user:secret@127.0.0.1:{probe.getsockname()[1]}/0"
+
+
+def test_help_teaches_where_to_begin() -> None:
+    result = fleet("--help")
+
+    assert result.exit_code == 0
+    for words in ("fleet demo", "fleet up", "FLEET_BROKER_URL", "status", "models"):
+        assert words in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "models", "up", "demo"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = fleet(command, "--help")
+
+    assert result.exit_code == 0
+    assert "Usage: fleet" in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "models"])
+def test_no_server_is_one_line_without_the_password(command: str, nobody: str) -> None:
+    result = fleet(command, FLEET_BROKER_URL=nobody)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "FLEET_BROKER_URL" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_a_url_of_another_kind_is_one_line() -> None:
+    result = fleet("status", FLEET_BROKER_URL="amqp://localhost")
+
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", _WORKER_SIDE)
+def test_without_the_worker_side_its_commands_say_what_to_install(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    result = fleet(command, "--anything")
+
+    assert result.exit_code == 2
+    assert "pip install" in result.stderr
+
+
+def test_a_package_of_an_app_that_is_also_called_workers_is_not_taken_for_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = importlib.util.find_spec("json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: theirs)
+
+    assert "pip install" in fleet("up").stderr
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert fleet("no-such-thing").exit_code == 2

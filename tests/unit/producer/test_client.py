@@ -1,0 +1,254 @@
+"""Client, Job and Reply against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from celery import states
+
+from producer.client import Client, Job
+from producer.contract import errors
+from producer.contract.app import FleetApp, make_app
+from producer.contract.names import Keys, Priority
+from producer.contract.settings import Settings
+from producer.tasks import Infer
+from tests.unit.producer.conftest import Worker, store_result
+
+pytestmark = pytest.mark.redis
+
+ROW = np.ones((1, 4), np.float32)
+KEYS = Keys()
+
+
+@pytest.fixture
+def fleet(settings: Settings) -> Iterator[Client]:
+    with Client(settings) as fleet:
+        yield fleet
+
+
+def wait_until(holds: Any, *, what: str, timeout_s: float = 5) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
+        time.sleep(0.01)
+
+
+def test_a_reply_says_what_came_out_and_how(fleet: Client, worker: Worker) -> None:
+    reply = fleet.submit("digits", {"image": ROW}).reply(5)
+
+    np.testing.assert_array_equal(reply.outputs["image"], ROW)
+    assert (reply.model, reply.precision, reply.batch_size) == ("digits", "fp32", 3)
+    assert "outputs" not in repr(reply)
+
+
+def test_a_read_reply_is_deleted_and_leaves_a_fence(
+    fleet: Client, worker: Worker, client: Any
+) -> None:
+    job = fleet.submit("digits", {"image": ROW}, job_id="mine")
+    job.reply(5)
+
+    wait_until(lambda: client.exists(KEYS.fence("mine")), what="fence")
+    assert not client.exists(KEYS.result("mine"))
+    assert 0 < client.ttl(KEYS.fence("mine")) <= 60
+    assert job.reply(0) is job.reply(0)
+
+
+def test_a_full_redis_still_lets_replies_be_deleted_and_fenced(
+    fleet: Client, worker: Worker, client: Any
+) -> None:
+    worker.announces = False
+    job = fleet.submit("digits", {"image": ROW})
+    wait_until(lambda: client.exists(KEYS.result(job.id)), what="result")
+    client.config_set("maxmemory", 1)
+    try:
+        job.reply(5)
+        wait_until(lambda: client.exists(KEYS.fence(job.id)), what="fence")
+        assert not client.exists(KEYS.result(job.id))
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize("kind", [errors.BadRequest, errors.Expired, errors.Cancelled])
+def test_a_failed_job_raises_its_error_each_time(
+    fleet: Client, worker: Worker, kind: type[errors.FleetError]
+) -> None:
+    def refuse(_: Any) -> Any:
+        raise kind("what to do")
+
+    worker.answer = refuse
+    job = fleet.submit("digits", {"image": ROW})
+
+    for _ in range(2):
+        with pytest.raises(kind, match="what to do"):
+            job.reply(5)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [("revoked", errors.Cancelled), ("expired", errors.Expired)]
+)
+def test_a_stock_revoke_is_a_cancelled_or_expired_job(
+    fleet: Client, app: FleetApp, client: Any, word: str, kind: type[Exception]
+) -> None:
+    job = fleet.submit("digits", {"image": ROW})
+    app.backend.mark_as_revoked(job.id, reason=word)
+
+    with pytest.raises(kind):
+        job.reply(5)
+
+
+def test_a_job_without_a_reply_times_out(fleet: Client) -> None:
+    with pytest.raises(errors.JobTimeout, match="cancel"):
+        fleet.submit("digits", {"image": ROW}).reply(0.05)
+
+
+def test_a_lost_announcement_is_made_up_for(fleet: Client, worker: Worker) -> None:
+    worker.announces = False
+
+    fleet.submit("digits", {"image": ROW}).reply(5)
+
+
+def test_the_inbox_survives_a_lost_connection(fleet: Client, worker: Worker, client: Any) -> None:
+    fleet.submit("digits", {"image": ROW}).reply(5)
+    client.client_kill_filter(_type="pubsub")
+
+    fleet.submit("digits", {"image": ROW}).reply(5)
+
+
+def test_many_jobs_arrive_each_once(fleet: Client, worker: Worker) -> None:
+    jobs = fleet.submit_many("digits", ({"i": i} for i in range(500)))
+
+    seen = [job.reply(0).outputs["i"] for job in fleet.as_completed(jobs, timeout_s=20)]
+
+    assert sorted(seen) == list(range(500))
+
+
+def test_as_completed_takes_results_and_ids_too(
+    fleet: Client, infer: Infer, worker: Worker, client: Any
+) -> None:
+    result = infer.delay("digits", {"i": 1})
+    by_id = infer.delay("digits", {"i": 2}).id
+    job = fleet.submit("digits", {"i": 3})
+
+    seen = {done.reply(0).outputs["i"] for done in fleet.as_completed([result, by_id, job], 5)}
+
+    assert seen == {1, 2, 3}
+    assert client.exists(KEYS.result(result.id))
+    assert not client.exists(KEYS.result(by_id))
+    assert result.get(timeout=1)["i"] == 1
+
+
+def test_as_completed_names_how_many_are_missing(fleet: Client, infer: Infer) -> None:
+    jobs = [fleet.submit("digits", {"i": 1}), infer.delay("digits", {"i": 1})]
+
+    with pytest.raises(errors.JobTimeout, match="2 jobs"):
+        list(fleet.as_completed(jobs, timeout_s=0.1))
+
+
+def test_a_result_costs_little_to_collect(fleet: Client, app: FleetApp, client: Any) -> None:
+    count = 2000
+    ids = [f"job-{i}" for i in range(count)]
+    for job_id in ids:
+        store_result(app, client, job_id, states.SUCCESS, {"y": np.ones((1, 10), np.float32)})
+    results = [app.AsyncResult(job_id) for job_id in ids]
+    cpu_s = time.process_time()
+
+    assert sum(1 for _ in fleet.as_completed(results, timeout_s=10)) == count
+
+    # The aim is 40 us; a test on a busy machine allows for its neighbours.
+    per_result_us = (time.process_time() - cpu_s) / count * 1e6
+    assert per_result_us < 120
+
+
+def test_a_job_can_be_awaited(fleet: Client, worker: Worker) -> None:
+    async def ask() -> list[Any]:
+        jobs = fleet.submit_many("digits", [{"i": i} for i in range(20)])
+        replies = await asyncio.gather(*jobs, fleet.infer("digits", {"i": 20}, timeout_s=5))
+        return [reply.outputs["i"] for reply in replies]
+
+    assert asyncio.run(ask()) == list(range(21))
+
+
+def test_an_awaited_job_times_out(fleet: Client) -> None:
+    with pytest.raises(errors.JobTimeout):
+        asyncio.run(fleet.infer("digits", {"i": 0}, timeout_s=0.05))
+
+
+def test_many_threads_wait_on_one_client(fleet: Client, worker: Worker) -> None:
+    found: list[int] = []
+
+    def ask(i: int) -> None:
+        found.append(fleet.submit("digits", {"i": i}).reply(10).outputs["i"])
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(found) == list(range(16))
+
+
+def test_cancel_leaves_a_mark_for_the_worker(fleet: Client, client: Any) -> None:
+    job = fleet.submit("digits", {"image": ROW})
+    job.cancel()
+
+    assert client.ttl(KEYS.cancelled(job.id)) > 0
+
+
+def test_a_job_id_sent_twice_is_one_job_for_both(fleet: Client, worker: Worker) -> None:
+    first = fleet.submit("digits", {"i": 1}, job_id="same")
+    second = fleet.submit("digits", {"i": 1}, job_id="same")
+
+    assert first.reply(5).outputs == second.reply(5).outputs
+
+
+def test_a_job_that_nobody_holds_is_not_waited_for(fleet: Client) -> None:
+    fleet.submit("digits", {"image": ROW})
+    gc.collect()
+
+    assert not fleet._inbox._awaited
+
+
+def test_priority_and_expiry_travel(fleet: Client, client: Any) -> None:
+    fleet.submit("digits", {"i": 1}, priority="high", expires_s=30)
+
+    assert client.xlen(KEYS.stream("fleet.digits", Priority.HIGH)) == 1
+
+
+def test_two_servers_keep_results_apart(server: Any, worker: Worker, client: Any) -> None:
+    base = f"redis://127.0.0.1:{server.port}"
+    settings = Settings(broker_url=f"{base}/0", result_url=f"{base}/1")
+    app = make_app(settings)
+    results = redis.Redis(port=server.port, db=1)
+    with Client(settings) as fleet:
+        job = fleet.submit("other", {"i": 1})
+        store_result(app, results, job.id, states.SUCCESS, {"i": 1})
+        job.reply(5)
+        wait_until(lambda: client.exists(KEYS.fence(job.id)), what="fence")
+        wait_until(lambda: not results.exists(KEYS.result(job.id)), what="deleted result")
+    results.close()
+    app.close()
+
+
+def test_a_client_works_in_a_forked_child(fleet: Client, worker: Worker) -> None:
+    fleet.submit("digits", {"i": 1}).reply(5)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if fleet.submit("digits", {"i": 2}).reply(5).outputs["i"] == 2 else 2)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert isinstance(fleet.submit("digits", {"i": 3}), Job)

@@ -1,0 +1,176 @@
+"""The transport: streams for ``fleet.*``, kombu's own lists for everything else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from kombu import Connection
+
+from producer.contract.app import FleetApp, make_app
+from producer.contract.message import from_fields
+from producer.contract.names import GROUP, Keys, Priority
+from producer.contract.settings import Settings
+from producer.tasks import Infer, register
+from producer.transport import TlsTransport
+
+pytestmark = pytest.mark.redis
+
+KEYS = Keys()
+NORMAL = KEYS.stream("fleet.digits", Priority.NORMAL)
+INPUTS = {"image": [[1.0]]}
+
+
+@pytest.fixture
+def channel(app: FleetApp) -> Iterator[Any]:
+    with app.connection_for_write() as connection:
+        yield connection.default_channel
+
+
+def kombu_way(infer: Infer, **options: Any) -> Any:
+    """Send through Celery and kombu: an option that the short way does not know."""
+    return infer.apply_async(("digits", INPUTS), compression=None, **options)
+
+
+def test_a_job_sent_through_kombu_is_one_entry_with_its_raw_body(infer: Infer, client: Any) -> None:
+    result = kombu_way(infer)
+
+    ((_, fields),) = client.xrange(NORMAL)
+    assert fields[b"id"].decode() == result.id
+    assert fields[b"rows"] == b"1"
+    assert from_fields(fields).body[0] == 1
+    assert client.keys() == [NORMAL.encode()]
+
+
+@pytest.mark.parametrize(
+    ("priority", "stream"),
+    [
+        ("high", Priority.HIGH),
+        ("low", Priority.LOW),
+        (0, Priority.NORMAL),
+        (9, Priority.LOW),
+        (None, Priority.NORMAL),
+    ],
+)
+def test_the_priority_chooses_the_stream(
+    infer: Infer, client: Any, priority: Any, stream: Priority
+) -> None:
+    kombu_way(infer, priority=priority)
+    infer.apply_async(("digits", INPUTS), priority=priority)
+
+    assert client.xlen(KEYS.stream("fleet.digits", stream)) == 2
+
+
+def test_a_job_with_a_countdown_waits_in_the_delayed_set(infer: Infer, client: Any) -> None:
+    result = infer.apply_async(("digits", INPUTS), countdown=60, priority="high")
+
+    ((packed, due),) = client.zrange(KEYS.delayed("fleet.digits"), 0, -1, withscores=True)
+    entry = msgpack.unpackb(packed, raw=True)
+    assert due == pytest.approx(time.time() + 60, abs=5)
+    assert entry[b"id"] == result.id.encode()
+    assert entry[b"priority"] == b"high"
+    assert from_fields(entry).headers["eta"]
+    assert client.xlen(KEYS.stream("fleet.digits", Priority.HIGH)) == 0
+
+
+def test_a_queue_has_the_size_of_its_streams(infer: Infer, channel: Any) -> None:
+    assert channel._size("fleet.digits") == 0
+    assert not channel._has_queue("fleet.digits")
+
+    for priority in ("high", "normal", "low"):
+        infer.apply_async(("digits", INPUTS), priority=priority)
+
+    assert channel._size("fleet.digits") == 3
+    assert channel._has_queue("fleet.digits")
+    assert channel.queue_declare("fleet.digits", passive=True).message_count == 3
+
+
+def test_a_purge_deletes_what_waits_and_leaves_what_is_claimed(
+    infer: Infer, channel: Any, client: Any
+) -> None:
+    for _ in range(410):
+        infer.delay("digits", INPUTS)
+    infer.apply_async(("digits", INPUTS), countdown=60)
+    client.xgroup_create(NORMAL, GROUP, id="0")
+    client.xreadgroup(GROUP, "node/0/1.1", {NORMAL: ">"}, count=3)
+    given_back = client.xreadgroup(GROUP, "free", {NORMAL: ">"}, count=2)[0][1]
+
+    assert channel._purge("fleet.digits") == 408
+
+    assert client.xlen(NORMAL) == 3
+    assert client.xpending(NORMAL, GROUP)["pending"] == 3
+    assert not client.xrange(NORMAL, given_back[0][0], given_back[0][0])
+    assert not client.exists(KEYS.delayed("fleet.digits"))
+
+
+def test_a_deleted_queue_leaves_no_key(infer: Infer, channel: Any, client: Any) -> None:
+    kombu_way(infer)
+    channel._delete("fleet.digits", "", "fleet.digits", "")
+
+    assert client.keys() == []
+
+
+def test_declaring_a_queue_of_ours_writes_nothing(channel: Any, client: Any) -> None:
+    with Connection(
+        channel.connection.client.as_uri(include_password=True), transport="fleet"
+    ) as connection:
+        connection.SimpleQueue("fleet.digits").close()
+
+    assert client.keys() == []
+
+
+def test_a_task_of_another_queue_is_a_stock_list_message(
+    app: FleetApp, settings: Settings, client: Any
+) -> None:
+    @app.task(name="plain", serializer="json", shared=False)
+    def plain() -> None: ...
+
+    plain.apply_async()
+
+    assert client.llen("celery") == 1
+    with Connection(settings.broker_url) as connection:
+        message = connection.SimpleQueue("celery").get(timeout=2)
+        assert message.headers["task"] == "plain"
+        message.ack()
+
+
+def test_remote_control_stays_on_lists_and_channels(app: FleetApp, client: Any) -> None:
+    assert app.control.inspect(timeout=0.1).ping() is None
+
+    assert client.keys("fleet:*") == []
+    assert {client.type(key) for key in client.scan_iter()} <= {b"set", b"zset", b"list"}
+
+
+def test_a_batch_of_kombu_goes_to_the_streams(infer: Infer, app: FleetApp, client: Any) -> None:
+    with app.producer_or_acquire() as producer, producer.batch():
+        kombu_way(infer, producer=producer)
+        kombu_way(infer, producer=producer)
+        assert client.xlen(NORMAL) == 0
+
+    assert client.xlen(NORMAL) == 2
+
+
+def test_every_key_of_a_fleet_with_a_prefix_has_it(settings: Settings, client: Any) -> None:
+    app = make_app(Settings(broker_url=settings.broker_url, prefix="a:"))
+    infer = register(app)
+    infer.delay("digits", INPUTS)
+    kombu_way(infer)
+    infer.apply_async(("digits", INPUTS), countdown=60)
+    app.send_task("plain", serializer="json")
+
+    assert {key[:2] for key in client.scan_iter()} == {b"a:"}
+    assert client.xlen(Keys(prefix="a:").stream("fleet.digits", Priority.NORMAL)) == 2
+    infer.publisher.close()
+    app.close()
+
+
+def test_fleets_forces_a_verified_certificate() -> None:
+    connection = Connection("fleets://example.org/0", ssl={"ssl_cert_reqs": 0})
+
+    transport = TlsTransport(connection)
+
+    assert transport.client.ssl["ssl_cert_reqs"] == 2
+    connection.release()

@@ -1,0 +1,1 @@
+"""The worker side: processes that hold engines and claim their batches. See ``workers.app``."""

@@ -1,0 +1,148 @@
+"""An outcome in Celery's result format: through the tracer where a job needs Celery's own care,
+else directly.
+
+Both ways leave the same fields; `producer.contract.results` adds ours (`fleet`) from the request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery, signals, states
+from celery.app.task import Context, Task
+from celery.app.trace import build_tracer
+
+from producer.contract.errors import Cancelled, Expired, FleetError
+from producer.contract.names import INFER_TASK
+from workers.jobs import Job
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How one job ended, and what its reply says about the run."""
+
+    job: Job
+    #: The model's outputs; None when `error` says what went wrong.
+    outputs: Mapping[str, Any] | None = None
+    error: FleetError | None = None
+    #: Model, precision, batch size, attempts, times, worker: becomes ``meta["fleet"]``.
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """Celery's state: REVOKED for what was not to run, FAILURE for every other error."""
+        if self.error is None:
+            return str(states.SUCCESS)
+        if isinstance(self.error, Expired | Cancelled):
+            return str(states.REVOKED)
+        return str(states.FAILURE)
+
+
+class Answers:
+    """Packs answers for one app; knows which of them the tracer must store."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._backend = app.backend
+        self._task: Task = app.tasks[INFER_TASK]
+
+    def needs_tracer(self, job: Job) -> bool:
+        """Whether callbacks, a chord or a signal's receiver wait for this job's end."""
+        return job.has_canvas or any(
+            signal.receivers
+            for signal in (
+                signals.task_prerun,
+                signals.task_postrun,
+                signals.task_success,
+                signals.task_failure,
+            )
+        )
+
+    def pack(self, answer: Answer) -> bytes:
+        """Return the bytes that Celery's backend would store under the job's result key."""
+        result: Any = answer.outputs
+        if answer.error is not None:
+            result = self._backend.prepare_exception(answer.error)
+        meta = self._backend._get_result_meta(
+            result=result,
+            state=answer.state,
+            traceback=None,
+            request=self._request(answer),
+        )
+        meta["task_id"] = answer.job.job_id
+        packed: bytes | str = self._backend.encode(meta)
+        return packed if isinstance(packed, bytes) else packed.encode()
+
+    def pack_failure(self, job_id: str, error: FleetError, about: Mapping[str, Any]) -> bytes:
+        """Like `pack`, for a job of which nothing but its id could be read."""
+        meta = self._backend._get_result_meta(
+            result=self._backend.prepare_exception(error),
+            state=states.FAILURE,
+            traceback=None,
+            request=Context({"fleet": dict(about)}),
+        )
+        meta["task_id"] = job_id
+        packed: bytes | str = self._backend.encode(meta)
+        return packed if isinstance(packed, bytes) else packed.encode()
+
+    def trace(self, answer: Answer) -> bool:
+        """Let Celery end the job: store, fire callbacks, count the chord. False on an internal
+        error.
+
+        The outcome is known; the task's body only hands it over. Callbacks go out before the
+        result is stored, so a process that dies in between sends them again: links fire at least
+        once.
+        """
+        job = answer.job
+        request = self._request(answer)
+        if isinstance(answer.error, Expired | Cancelled):
+            self._backend.mark_as_revoked(job.job_id, str(answer.error), request=request)
+            return True
+        if self._task.__trace__ is None:
+            self._task.__trace__ = build_tracer(INFER_TASK, self._task, app=self._app)
+        self._task.outcome = answer
+        outcome = self._task.__trace__(job.job_id, job.args, job.kwargs, vars(request))
+        internal = bool(getattr(outcome.retval, "internal", False))
+        if internal:
+            logger.error("tracer.failed", extra={"job_id": job.job_id})
+        return not internal
+
+    def _request(self, answer: Answer) -> Context:
+        job = answer.job
+        return Context(
+            {
+                **job.headers,
+                **{key: job.embed.get(key) for key in ("callbacks", "errbacks", "chain", "chord")},
+                "delivery_info": job.properties.get("delivery_info") or {},
+                "correlation_id": job.properties.get("correlation_id"),
+                "reply_to": job.properties.get("reply_to"),
+                "hostname": answer.about.get("worker"),
+                "fleet": dict(answer.about),
+            }
+        )
+
+
+def register_infer(app: Celery) -> None:
+    """Put the worker's half of the task on ``app``: its body hands over an outcome already
+    known.
+    """
+
+    class Infer(Task):
+        """Answers through `Answers.trace` only; never runs a model itself."""
+
+        name = INFER_TASK
+        typing = False
+        throws = (FleetError,)
+        outcome: Answer
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            if self.outcome.error is not None:
+                raise self.outcome.error
+            return self.outcome.outputs
+
+    app.register_task(Infer())

@@ -1,0 +1,135 @@
+"""What ``celery -A workers.app worker`` loads: the app, with our pool, consumer and remote
+control.
+
+`fleet worker` is the same command. Every worker option that means nothing here is refused in one
+line.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from celery.signals import celeryd_init, setup_logging, worker_init
+
+from producer.contract.app import make_app
+from producer.contract.errors import ConfigError, FleetError
+from producer.contract.names import is_stream_queue, model_of
+from workers import control  # noqa: F401 - registers the remote control commands
+from workers.answers import register_infer
+from workers.instances import cpu
+from workers.models import load_models
+from workers.preflight import check
+from workers.settings import WorkerSettings
+from workers.telemetry import logs
+
+_POOL: Final = "workers.pool:InstancePool"
+
+app = make_app()
+app.conf.worker_pool = _POOL
+app.conf.worker_consumer = "workers.consumer:FleetConsumer"
+register_infer(app)
+
+#: Exit status for a mistake in the configuration or on the command line.
+_EX_USAGE: Final = 2
+
+_BATCH_LIMIT: Final = "set batch_timeout_s in configs/fleet.toml"
+_CLAIMS: Final = "an instance claims what it runs next and no more"
+
+#: Worker options that mean nothing here, and what stands in their place.
+_MEANINGLESS: Final = {
+    "time_limit": _BATCH_LIMIT,
+    "soft_time_limit": _BATCH_LIMIT,
+    "max_tasks_per_child": "an instance loads its engines once and keeps them",
+    "max_memory_per_child": "set memory_limit_bytes in configs/fleet.toml",
+    "pool_start_method": "instances are always fresh interpreters",
+    "autoscale": "the number of instances is fixed for now; set it with -c",
+    "prefetch_multiplier": _CLAIMS,
+    "disable_prefetch": _CLAIMS,
+    "exclude_queues": "name the models to serve with -Q",
+    "purge": "a worker throws no waiting jobs away",
+    "beat": "run `celery beat` as a process of its own",
+}
+
+
+def meaningless_option(options: Mapping[str, Any], conf: Mapping[str, Any]) -> str | None:
+    """Return why a worker with these options must not start, or None."""
+    pool = _name_of_pool(options.get("pool") or options.get("pool_cls") or _POOL)
+    if pool != _POOL:
+        return f"the {pool} pool cannot hold engines; leave -P out (prefork means ours here)."
+    for option, instead in _MEANINGLESS.items():
+        if options.get(option) not in (None, conf.get(f"worker_{option}"), False, []):
+            return f"--{option.replace('_', '-')} means nothing here: {instead}."
+    if conf.get("worker_disable_prefetch"):
+        return f"--disable-prefetch means nothing here: {_CLAIMS}."
+    return None
+
+
+def _name_of_pool(pool: Any) -> str:
+    """Return ``solo`` for Celery's class of that name, ``module:Class`` for any that is not its."""
+    if isinstance(pool, str):
+        return pool
+    module = str(pool.__module__)
+    if module.startswith("celery.concurrency."):
+        return module.rpartition(".")[2]
+    return f"{module}:{pool.__name__}"
+
+
+def models_to_serve(queues: list[str] | None, settings: WorkerSettings) -> tuple[str, ...]:
+    """Return the models of the ``-Q`` queues, else those of the settings, else all there are."""
+    if queues:
+        strange = [queue for queue in queues if not is_stream_queue(queue)]
+        if strange:
+            raise ConfigError(
+                f"-Q {','.join(strange)}: a fleet worker serves fleet.<model> queues only; "
+                "other queues belong to a plain Celery worker."
+            )
+        return tuple(load_models(settings.config_dir, [model_of(queue) for queue in queues]))
+    return tuple(load_models(settings.config_dir, settings.models or None))
+
+
+@celeryd_init.connect
+def _look_before_start(
+    instance: Any = None, conf: Any = None, options: Mapping[str, Any] | None = None, **_: Any
+) -> None:
+    # Celery's own handlers come later; until then a SIGTERM must not look like a crash.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    options = options or {}
+    if text := meaningless_option(options, conf):
+        _refuse(text)
+    try:
+        settings = WorkerSettings.load()
+        check(settings)
+        conf.fleet_models = models_to_serve(options.get("queues"), settings)
+        conf.fleet_concurrency = options.get("concurrency")
+    except FleetError as error:
+        _refuse(str(error))
+
+
+@worker_init.connect
+def _consume_no_queue(sender: Any = None, **_: Any) -> None:
+    queues = sender.app.amqp.queues
+    queues.deselect(list(queues.consume_from))
+
+
+@worker_init.connect
+def _count_instances(sender: Any = None, **_: Any) -> None:
+    """Let ``-c`` lower the number of instances; one line says so when it asks for more."""
+    settings = WorkerSettings.load()
+    there = cpu.slots(threads=settings.threads, wanted=settings.instances)
+    asked = sender.app.conf.fleet_concurrency
+    if isinstance(asked, int) and asked > there:
+        sys.stderr.write(f"fleet: -c {asked}: this worker has {there} instance(s) and runs them.\n")
+    sender.concurrency = min(asked, there) if isinstance(asked, int) and asked > 0 else there
+
+
+@setup_logging.connect
+def _log_our_way(loglevel: Any = None, **_: Any) -> None:
+    logs.configure(loglevel or "WARNING", who="worker")
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.stderr.write(f"fleet: {' '.join(text.split())}\n")
+    sys.exit(_EX_USAGE)

@@ -1,0 +1,158 @@
+"""A batch between the steps of the claim loop: what was read, what may run, what each job was
+answered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from producer.contract.errors import Cancelled, EngineFailed, FleetError, WorkerLost
+from producer.contract.names import model_of
+from workers.answers import Answer
+from workers.batching.closing import Closed
+from workers.delivery.ledger import Claimed, Entry, Verdict
+from workers.jobs import Job, Unreadable, expired, read_entry
+from workers.runner import ModelRunner, Outcome, Prepared
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Claimed jobs of one queue, decoded and not begun."""
+
+    queue: str
+    closed: Closed
+    jobs: tuple[Job, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @property
+    def model(self) -> str:
+        return model_of(self.queue)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [job.entry for job in self.jobs]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A batch after `begin`: every job is in exactly one of these."""
+
+    #: Started, and fit for the engine.
+    runs: tuple[Job, ...]
+    #: Ended without a run: bad inputs, expired, cancelled.
+    answered: tuple[Answer, ...]
+    #: Started as often as allowed: dead letters.
+    exhausted: tuple[Job, ...]
+    #: To be given back, uncounted.
+    later: tuple[Job, ...]
+    #: Whether nothing else may be begun in this process before the batch has ended.
+    alone: bool
+
+    @property
+    def started(self) -> tuple[Job, ...]:
+        """The jobs whose start was counted."""
+        return (*self.runs, *(answer.job for answer in self.answered))
+
+
+def read_claim(claimed: Claimed, runner: ModelRunner) -> Batch:
+    """Decode every claimed entry; one that cannot be read stands apart from the others."""
+    read = [read_entry(entry, queue=claimed.queue, runner=runner) for entry in claimed.entries]
+    return Batch(
+        queue=claimed.queue,
+        closed=claimed.closed,
+        jobs=tuple(job for job in read if isinstance(job, Job)),
+        unreadable=tuple(entry for entry in read if isinstance(entry, Unreadable)),
+    )
+
+
+def sort_begun(
+    batch: Batch, verdicts: Sequence[tuple[Verdict, int]], *, worker: str, now_unix_s: float
+) -> Begun:
+    """Sort the jobs by what `begin` said of each; those it dropped or that are lost appear
+    nowhere.
+    """
+    runs: list[Job] = []
+    answered: list[Answer] = []
+    exhausted: list[Job] = []
+    later: list[Job] = []
+    alone = False
+    for job, (verdict, starts) in zip(batch.jobs, verdicts, strict=True):
+        job.starts = starts
+        match verdict:
+            case Verdict.RUN | Verdict.ALONE:
+                alone = alone or verdict is Verdict.ALONE
+                error = expired(job, now_unix_s=now_unix_s) or job.fault
+                if error is None:
+                    runs.append(job)
+                else:
+                    answered.append(refused(job, error, model=batch.model, worker=worker))
+            case Verdict.CANCELLED:
+                error = Cancelled("The job was cancelled before it was started.")
+                answered.append(refused(job, error, model=batch.model, worker=worker))
+            case Verdict.EXHAUSTED:
+                exhausted.append(job)
+            case Verdict.LATER:
+                later.append(job)
+            case Verdict.LOST | Verdict.DONE | Verdict.DUPLICATE:
+                pass
+    return Begun(
+        runs=tuple(runs),
+        answered=tuple(answered),
+        exhausted=tuple(exhausted),
+        later=tuple(later),
+        alone=alone,
+    )
+
+
+def refused(job: Job, error: FleetError, *, model: str, worker: str) -> Answer:
+    """Return the answer of a job that never reached the engine."""
+    about = {"model": model, "attempts": job.starts + 1, "worker": worker}
+    return Answer(job=job, error=error, about=about)
+
+
+def answer_of(
+    job: Job, outcome: Outcome, *, model: str, worker: str, began_unix_s: float
+) -> Answer:
+    """Return the answer of a job that the engine ran."""
+    about = {
+        "model": model,
+        "precision": outcome.precision,
+        "batch_size": outcome.batch_size,
+        "attempts": job.starts + 1,
+        # The entry's own time is the server's clock; another host's may be a little ahead of it.
+        "queue_s": max(0.0, round(began_unix_s - job.entry.added_unix_s, 6)),
+        "compute_s": round(outcome.compute_s, 6),
+        "worker": worker,
+        "out_of_memory": outcome.out_of_memory,
+    }
+    return Answer(job=job, outputs=outcome.outputs, error=outcome.error, about=about)
+
+
+def lost(job: Job) -> WorkerLost:
+    """Return the error of a job whose process died at every start it was allowed."""
+    return WorkerLost(
+        f"The process that ran this job died {job.starts} times while it ran; it is not tried "
+        f"again. Look at it with `fleet dead show {job.job_id}`."
+    )
+
+
+def run_engine(runner: ModelRunner, prepared: Sequence[Prepared]) -> list[Outcome]:
+    """Run the engine; a fault of our own code fails the batch's jobs instead of the process."""
+    began_s = time.monotonic()
+    try:
+        return runner.run(list(prepared))
+    except Exception as error:  # noqa: BLE001 - the process goes on
+        failed = EngineFailed(f"{type(error).__name__} while the batch ran: {error}")
+        return [
+            Outcome(
+                outputs=None,
+                error=failed,
+                precision=runner.spec.precision,
+                batch_size=0,
+                out_of_memory=0,
+                compute_s=time.monotonic() - began_s,
+            )
+            for _ in prepared
+        ]

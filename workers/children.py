@@ -1,0 +1,115 @@
+"""Processes that a command starts beside itself: none outlives it, and they stop in order.
+
+Also what a signal means for such a command: the first ends it, a second one hurries its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from workers.birth import die_with_parent
+
+#: A closed terminal ends a command as Ctrl-C does.
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(BaseException):
+    """A signal asks this command to end. No ``except Exception`` may hold it up."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    within_s: float,
+    output: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``command`` for the length of the block, then end it: SIGTERM, and SIGKILL if it stays.
+
+    Its output goes to ``output``, or to where ours goes. It is a session of its own, so that
+    Ctrl-C reaches us alone and we say in which order things stop. Call it from the main thread:
+    the kernel ties the child's life to the thread that started it.
+    """
+    with _output(output) as stream:
+        child = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=None if stream is None else subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),  # noqa: PLW1509
+        )
+    try:
+        yield child
+    finally:
+        end(child, within_s=within_s)
+
+
+def end(child: subprocess.Popen[bytes], *, within_s: float) -> None:
+    """Ask ``child`` to end; a signal that comes while we wait is passed on, which hurries it."""
+    with _passed_on(child):
+        child.terminate()
+        try:
+            child.wait(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise `Ended` in the block when a signal asks to end. Later ones do not interrupt its end."""
+    ended = False
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        nonlocal ended
+        if not ended:
+            ended = True
+            raise Ended(signum)
+
+    with _handled_by(handle):
+        yield
+
+
+@contextlib.contextmanager
+def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    def handle(_signum: int, _frame: FrameType | None) -> None:
+        child.terminate()
+
+    with _handled_by(handle):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    # What was ignored when we started stays ignored: nohup means SIGHUP, a script's & means SIGINT.
+    heard = [signum for signum in _ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handle) for signum in heard}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[int | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("ab") as file:
+        yield file.fileno()

@@ -1,0 +1,58 @@
+"""The worker side's `fleet` commands; `producer.cli` mounts them where this package lies."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
+)
+@click.argument("celery_options", nargs=-1, type=click.UNPROCESSED)
+def worker(celery_options: tuple[str, ...]) -> None:
+    """Run one worker: celery -A workers.app worker.
+
+    Takes the options of `celery worker`; --help lists them.
+    """
+    # The same process from here on, so that a supervisor's signals reach Celery itself.
+    command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", *celery_options]
+    os.execv(sys.executable, command)
+
+
+@click.command()
+@click.option("--flower", "with_flower", is_flag=True, help="Run Flower too, on port 5555.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="What the worker writes here.",
+)
+def up(*, with_flower: bool, log_level: str) -> None:
+    """Run a server and a worker on this machine until Ctrl-C.
+
+    Starts a Valkey server on a free port of the loopback, with its data in a temporary folder,
+    and a worker with one instance for every core. Set FLEET_BROKER_URL to use a server of your
+    own instead. While it runs, Python in this folder finds the broker by itself.
+    """
+    from workers.up import up as run
+
+    run(with_flower=with_flower, log_level=log_level)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def demo(*, as_json: bool) -> None:
+    """Answer 540 real digits on this machine, and again with too little memory.
+
+    Starts a server and a worker of its own, sends each of the held-out images as one job, and
+    checks the answers. Then it restarts the worker with a memory limit that a full batch exceeds:
+    such batches are answered in FP16, in smaller pieces. Exit code 0 means that all of it held.
+    """
+    from workers.demo.run import demo as run
+
+    run(as_json=as_json)

@@ -1,0 +1,69 @@
+"""Celery's consumer without tasks: it keeps the connection, remote control, events and
+heartbeats.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from celery.utils.sysinfo import load_average
+from celery.worker import heartbeat
+from celery.worker.consumer import Consumer
+from celery.worker.consumer.heart import Heart as HeartStep
+from celery.worker.state import SOFTWARE_INFO, all_total_count
+
+
+class Heart(heartbeat.Heart):
+    """Heartbeats that count what the instances run: the parent itself holds no requests."""
+
+    def __init__(self, consumer: Any, interval_s: float | None) -> None:
+        super().__init__(consumer.timer, consumer.event_dispatcher, interval_s)
+        self._pool = consumer.pool
+
+    def _send(self, event: str, retry: bool = True) -> Any:
+        return self.eventer.send(
+            event,
+            freq=self.interval,
+            active=self._pool.running(),
+            processed=all_total_count[0],
+            loadavg=load_average(),
+            retry=retry,
+            **SOFTWARE_INFO,
+        )
+
+
+class FleetHeartStep(HeartStep):
+    """Celery's step with our heart in it."""
+
+    name = HeartStep.name
+
+    def start(self, c: Any) -> None:
+        c.heart = Heart(c, self.heartbeat_interval)
+        c.heart.start()
+
+
+class FleetConsumer(Consumer):
+    """Consumes no queue: `fleet.*` belongs to the instances, every other queue to other workers.
+
+    Mingle and gossip, which share revoked ids between workers, are left out: a revoked job is
+    marked in Redis, where every instance looks before it starts one.
+    """
+
+    class Blueprint(Consumer.Blueprint):
+        default_steps: ClassVar = [
+            *(step for step in Consumer.Blueprint.default_steps if not step.endswith(":Heart")),
+            "workers.consumer:FleetHeartStep",
+        ]
+
+    def __init__(
+        self, *args: Any, worker_options: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(
+            *args,
+            worker_options={
+                **(worker_options or {}),
+                "without_mingle": True,
+                "without_gossip": True,
+            },
+            **options,
+        )

@@ -1,0 +1,196 @@
+"""Remote control that knows our jobs: Celery's own commands look at requests the parent never
+holds.
+
+Registered under Celery's names, so that ``celery inspect`` and Flower find them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import redis
+from celery.worker import state as celery_state
+from celery.worker.control import Panel, nok, ok
+
+from producer.contract.names import GROUP, INFER_TASK, PRIORITIES, Keys, model_of, queue_of
+from producer.contract.settings import Settings, redis_client
+from workers.process import InstanceProcess
+
+#: Remote control must answer within a second; Redis gets less.
+_REDIS_TIMEOUT_S: Final = 0.8
+
+#: How long a cancelled job stays marked; a job that waits longer than this is run after all.
+_CANCEL_LIFE_S: Final = 7 * 86_400
+
+
+def _command(kind: str, **options: Any) -> Any:
+    return Panel.register(type=kind, **options)
+
+
+@_command("inspect", alias="dump_active")
+def active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
+    """List of jobs that this worker's instances run."""
+    return [job for job, _ in _begun(state)]
+
+
+@_command("inspect", alias="dump_reserved")
+def reserved(state: Any, **_: Any) -> list[dict[str, Any]]:
+    """List of jobs that are claimed and not begun: at most one batch an instance."""
+    begun = {(job["delivery_info"]["stream"], entry) for job, entry in _begun(state)}
+    found = []
+    with _client() as client:
+        for queue, stream in _streams(state):
+            for instance in state.consumer.pool.processes.alive():
+                for pending in _pending(client, stream, instance.consumer):
+                    entry_id = pending["message_id"].decode()
+                    if (stream, entry_id) not in begun:
+                        found.append(_info(state, None, queue, stream, instance))
+    return found
+
+
+@_command("inspect", args=[("ids", str)], variadic="ids", signature="[id1 [id2 [... [idN]]]]")
+def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
+    """Query for jobs by id: only those that run here are known."""
+    wanted = {ids} if isinstance(ids, str) else set(ids)
+    return {job["id"]: ["active", job] for job, _ in _begun(state) if job["id"] in wanted}
+
+
+@_command("inspect")
+def active_queues(state: Any) -> list[dict[str, Any]]:
+    """List the queues that this worker's instances claim from."""
+    return [
+        {
+            "name": queue_of(model),
+            "exchange": {"name": "", "type": "direct"},
+            "routing_key": queue_of(model),
+            "type": "stream",
+            "durable": True,
+        }
+        for model in state.consumer.pool.models
+    ]
+
+
+@_command(
+    "control", variadic="task_id", signature="[id1 [id2 [... [idN]]]]", args=[("task_id", str)]
+)
+def revoke(
+    state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **_: Any
+) -> dict[str, Any]:
+    """Cancel jobs that have not started; one that runs keeps its outcome."""
+    ids = [task_id] if isinstance(task_id, str) else list(task_id)
+    keys = _keys()
+    with _client() as client:
+        pipe = client.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.set(keys.cancelled(job_id), 1, ex=_CANCEL_LIFE_S)
+        pipe.execute()
+    # Only for `inspect revoked`; what decides is the mark.
+    celery_state.revoked.update(ids)
+    text = f"tasks {', '.join(ids)} marked as cancelled"
+    if terminate:
+        text += "; a job that runs is not ended, for it shares its process with others"
+    return dict(ok(text))
+
+
+@_command("control", args=[("signal", str), ("task_id", str)], variadic="task_id")
+def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, Any]:
+    """Cancel jobs that have not started; one that runs keeps its outcome."""
+    return dict(revoke(state, task_id, terminate=True))
+
+
+@_command("control")
+def enable_events(state: Any, **_: Any) -> dict[str, Any]:
+    """Say whether the instances send events: that is chosen at start."""
+    if state.consumer.pool.settings.events:
+        return dict(ok("task events already enabled"))
+    return dict(nok("events are off; set events = true in configs/fleet.toml and restart."))
+
+
+def _refusal(name: str, text: str) -> None:
+    """Answer Celery's command ``name`` with ``text``; it takes the arguments it always took."""
+    stock = Panel.meta[name]
+
+    def refuse(state: Any, **_: Any) -> dict[str, Any]:
+        return dict(nok(text))
+
+    refuse.__name__, refuse.__doc__ = name, f"Refused: {text}"
+    _command("control", args=stock.args, signature=stock.signature, variadic=stock.variadic)(refuse)
+
+
+_FIXED_COUNT: Final = "the number of instances is fixed at start; restart the worker with -c."
+_FIXED_MODELS: Final = "the models of a worker are chosen at start; restart it with -Q."
+
+_refusal("pool_restart", "instances keep their engines; restart the worker to reload everything.")
+_refusal("pool_grow", _FIXED_COUNT)
+_refusal("pool_shrink", _FIXED_COUNT)
+_refusal("autoscale", _FIXED_COUNT)
+_refusal("add_consumer", _FIXED_MODELS)
+_refusal("cancel_consumer", _FIXED_MODELS)
+_refusal("rate_limit", "instances take a job when they are free; there is no rate to limit.")
+_refusal("time_limit", "set batch_timeout_s in configs/fleet.toml.")
+_refusal("disable_events", "set events = false in configs/fleet.toml and restart the worker.")
+_refusal("revoke_by_stamped_headers", "jobs are cancelled by id: control revoke <id>.")
+_refusal("election", "workers of a fleet do not gossip; every instance takes what it can run.")
+
+
+def _begun(state: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return what runs on this worker, each with its entry id, as the journals say."""
+    keys = _keys()
+    instances = {running.consumer: running for running in state.consumer.pool.processes.alive()}
+    found = []
+    with _client() as client:
+        for queue in map(queue_of, state.consumer.pool.models):
+            for job_id, record in client.hgetall(keys.journal(queue)).items():
+                stream, entry_id, _, consumer = record.decode().split(" ", 3)
+                if consumer in instances:
+                    info = _info(state, job_id.decode(), queue, stream, instances[consumer])
+                    found.append((info, entry_id))
+    return found
+
+
+def _info(
+    state: Any, job_id: str | None, queue: str, stream: str, instance: InstanceProcess
+) -> dict[str, Any]:
+    """Return a job in the words of Celery's ``Request.info``; arguments are never shown."""
+    return {
+        "id": job_id,
+        "name": f"{INFER_TASK}.{model_of(queue)}",
+        "type": INFER_TASK,
+        "args": "",
+        "kwargs": "",
+        "hostname": state.hostname,
+        "time_start": _batch_began_unix_s(instance) if job_id else None,
+        "acknowledged": False,
+        "delivery_info": {"routing_key": queue, "stream": stream, "redelivered": False},
+        "worker_pid": instance.pid,
+    }
+
+
+def _batch_began_unix_s(instance: InstanceProcess) -> float:
+    """Return when the running batch began, from what the instance said last, within a second.
+
+    A batch of which it has said nothing yet began after that.
+    """
+    batch_s = float(instance.said.get("batch_s", 0.0))
+    return time.time() - (time.monotonic() - instance.said_at_s) - batch_s
+
+
+def _streams(state: Any) -> Iterable[tuple[str, str]]:
+    keys = _keys()
+    for queue in map(queue_of, state.consumer.pool.models):
+        for priority in PRIORITIES:
+            yield queue, keys.stream(queue, priority)
+
+
+def _pending(client: redis.Redis, stream: str, consumer: str) -> list[dict[str, Any]]:
+    return list(client.xpending_range(stream, GROUP, "-", "+", 1000, consumername=consumer))
+
+
+def _keys() -> Keys:
+    return Keys(prefix=Settings.from_env().prefix)
+
+
+def _client() -> redis.Redis:
+    return redis_client(Settings.from_env().broker_url, socket_timeout=_REDIS_TIMEOUT_S)

@@ -1,0 +1,67 @@
+-- begin: decide for each job of a batch whether it may start now, and count the start.
+--
+-- KEYS  the queue's journal, then its streams
+-- ARGV  group, consumer, max attempts, prefixes of the result, fence and cancelled keys, then per job:
+--       number of its stream (from 2, as in KEYS), entry id, job id
+-- out   per job {verdict, starts before this one}
+--       run        start it now, with the others
+--       alone      start it now and nothing beside it: an earlier start has no outcome
+--       later      give it back, uncounted: it must run alone, or another of the batch must
+--       lost       no longer ours
+--       done       has its result already; dropped here
+--       duplicate  another living entry has this job id; dropped here
+--       cancelled  its client does not want it; still claimed, to be ended by `complete`
+--       exhausted  started as often as allowed; still claimed, to be ended by `bury`
+--
+-- First write: XCLAIM or XACK; a full server allows both, and then allows the HSET.
+local group, consumer, max_attempts = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local result, fence, cancelled = ARGV[4], ARGV[5], ARGV[6]
+local journal = KEYS[1]
+local out, seen, running, alone = {}, {}, 0, false
+
+local function drop(stream, id)
+  redis.call('XACK', stream, group, id)
+  redis.call('XDEL', stream, id)
+end
+
+local function verdict_of(stream, id, job)
+  if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 'lost', 0 end
+  redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
+  local record = redis.call('HGET', journal, job)
+  local starts = 0
+  if record then
+    local its_stream, its_id, count = string.match(record, '^(%S+) (%S+) (%d+) ')
+    if its_stream == stream and its_id == id then
+      starts = tonumber(count)
+    elseif its_stream and #redis.call('XRANGE', its_stream, its_id, its_id) > 0 then
+      drop(stream, id)
+      return 'duplicate', 0
+    end
+  end
+  if seen[job] then
+    drop(stream, id)
+    return 'duplicate', 0
+  end
+  seen[job] = true
+  if redis.call('EXISTS', result .. job, fence .. job) > 0 then
+    redis.call('HDEL', journal, job)
+    drop(stream, id)
+    return 'done', starts
+  end
+  if redis.call('EXISTS', cancelled .. job) == 1 then return 'cancelled', starts end
+  if starts >= max_attempts then return 'exhausted', starts end
+  if alone or (starts > 0 and running > 0) then return 'later', starts end
+  redis.call('HSET', journal, job, stream .. ' ' .. id .. ' ' .. (starts + 1) .. ' ' .. consumer)
+  running = running + 1
+  if starts > 0 then
+    alone = true
+    return 'alone', starts
+  end
+  return 'run', starts
+end
+
+for i = 7, #ARGV, 3 do
+  local verdict, starts = verdict_of(KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2])
+  out[#out + 1] = {verdict, starts}
+end
+return out

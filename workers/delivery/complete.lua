@@ -1,0 +1,35 @@
+-- complete: end jobs and store their results, all or nothing for each job.
+--
+-- KEYS  the queue's journal, then its streams
+-- ARGV  group, consumer, life of a result in seconds, prefixes of the result and fence keys, then per job:
+--       number of its stream (from 2, as in KEYS), entry id, job id, packed result ('' when it is stored
+--       already), channel that is told the id ('' for none)
+-- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: nothing was done)
+--
+-- First write: XACK; a full server allows it, and then allows the SET.
+local group, consumer, ttl_s, result, fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local journal = KEYS[1]
+local out, told = {}, {}
+
+local function complete(stream, id, job, payload)
+  if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 'lost' end
+  redis.call('XACK', stream, group, id)
+  redis.call('XDEL', stream, id)
+  redis.call('HDEL', journal, job)
+  if payload == '' then return 'stored' end
+  if redis.call('EXISTS', fence .. job) == 1 then return 'kept' end
+  if not redis.call('SET', result .. job, payload, 'EX', ttl_s, 'NX') then return 'kept' end
+  redis.call('PUBLISH', result .. job, payload)
+  return 'stored'
+end
+
+for i = 6, #ARGV, 5 do
+  local job, channel = ARGV[i + 2], ARGV[i + 4]
+  local done = complete(KEYS[tonumber(ARGV[i])], ARGV[i + 1], job, ARGV[i + 3])
+  out[#out + 1] = done
+  if channel ~= '' and done ~= 'lost' then
+    told[channel] = told[channel] and (told[channel] .. ',' .. job) or job
+  end
+end
+for channel, jobs in pairs(told) do redis.call('PUBLISH', channel, jobs) end
+return out

@@ -1,0 +1,316 @@
+"""The delivery rules as Python calls: each method builds one script call, ``send`` runs them.
+
+Nothing here decides about batches or opens a job's body. Keys are those of
+``producer.contract.names``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import redis
+
+from producer.contract.names import FREE, GROUP, PRIORITIES, Field, Keys
+from workers.batching.closing import Closed
+from workers.delivery import scripts
+from workers.delivery.scripts import Call
+
+
+class Verdict(enum.StrEnum):
+    """What ``begin`` says of one job; the words are explained in ``begin.lua``."""
+
+    RUN = "run"
+    ALONE = "alone"
+    LATER = "later"
+    LOST = "lost"
+    DONE = "done"
+    DUPLICATE = "duplicate"
+    CANCELLED = "cancelled"
+    EXHAUSTED = "exhausted"
+
+
+class Ending(enum.StrEnum):
+    """What ``complete`` did with one job."""
+
+    STORED = "stored"
+    KEPT = "kept"
+    LOST = "lost"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One claimed stream entry; ``fields`` are raw, the body unopened."""
+
+    stream: str
+    entry_id: str
+    fields: Mapping[bytes, bytes]
+
+    @property
+    def job_id(self) -> str | None:
+        """The job's id, or None when the entry has none that can be read."""
+        raw = self.fields.get(Field.ID.encode())
+        try:
+            return raw.decode() if raw else None
+        except UnicodeDecodeError:
+            return None
+
+    @property
+    def rows(self) -> int:
+        """The rows its sender counted, at least 1; the claim script reads it the same way."""
+        try:
+            return max(1, int(self.fields.get(Field.ROWS.encode(), b"1")))
+        except ValueError:
+            return 1
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the body."""
+        return len(self.fields.get(Field.BODY.encode(), b""))
+
+    @property
+    def added_unix_s(self) -> float:
+        """When Redis took the entry, by the server's clock."""
+        return int(self.entry_id.partition("-")[0]) / 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How much of one queue a claim may take."""
+
+    queue: str
+    max_rows: int
+    max_bytes: int
+    max_entries: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """What a claim took: entries of one queue, and why it took no more."""
+
+    queue: str
+    closed: Closed
+    entries: tuple[Entry, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How one job ends: its packed result, or None when the tracer stored it already."""
+
+    entry: Entry
+    job_id: str
+    payload: bytes | None
+    reply_to: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """Why a job will not be tried again."""
+
+    code: str
+    reason: str
+    attempts: int
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The script calls of one consumer on the queues of one fleet."""
+
+    keys: Keys
+    consumer: str
+    result_ttl_s: int
+    max_attempts: int
+
+    def claim(self, wishes: Sequence[Wish]) -> Call[Claimed | None]:
+        """Take a batch of the first of ``wishes`` that has work; None when none has."""
+        keys: list[str] = []
+        limits: list[Any] = []
+        for wish in wishes:
+            keys += [*self.keys.streams(wish.queue), self.keys.journal(wish.queue)]
+            limits += [wish.max_rows, wish.max_bytes, wish.max_entries]
+
+        def read(answer: list[Any]) -> Claimed | None:
+            if not answer:
+                return None
+            number, closed, entries = answer
+            return Claimed(
+                queue=wishes[number].queue,
+                closed=Closed(closed.decode()),
+                entries=tuple(_entry(*entry) for entry in entries),
+            )
+
+        args = [GROUP, self.consumer, FREE, len(PRIORITIES), *limits]
+        return Call(script=scripts.CLAIM, keys=keys, args=args, read=read)
+
+    def doorbell(self, client: redis.Redis, queues: Iterable[str], wait_s: float) -> list[Entry]:
+        """Wait for a new entry on any of ``queues`` and claim it; empty after ``wait_s``.
+
+        Given-back entries wake nobody, so the wait bounds how long one of them lies unseen.
+        A server may answer with one entry of each stream.
+        """
+        streams = [stream for queue in queues for stream in self.keys.streams(queue)]
+        answer: Any = client.execute_command(
+            *("XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", 1),
+            *("BLOCK", max(1, int(wait_s * 1000)), "STREAMS", *streams, *([">"] * len(streams))),
+        )
+        return [
+            Entry(stream=stream.decode(), entry_id=entry_id.decode(), fields=fields)
+            for stream, entries in answer or ()
+            for entry_id, fields in entries
+        ]
+
+    def begin(
+        self, queue: str, jobs: Sequence[tuple[Entry, str]]
+    ) -> Call[list[tuple[Verdict, int]]]:
+        """Ask for each ``(entry, job id)`` whether it may start; returns verdict and earlier
+        starts.
+        """
+        args: list[Any] = [GROUP, self.consumer, self.max_attempts]
+        args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
+        numbers = self._numbers(queue)
+        for entry, job_id in jobs:
+            args += [numbers[entry.stream], entry.entry_id, job_id]
+        return Call(
+            script=scripts.BEGIN,
+            keys=self._journal_and_streams(queue),
+            args=args,
+            read=lambda answer: [(Verdict(verdict.decode()), starts) for verdict, starts in answer],
+        )
+
+    def complete(
+        self, queue: str, ends: Sequence[End], *, store: bool = True
+    ) -> Call[list[Ending]]:
+        """End jobs; with ``store`` False their results lie on another server already."""
+        args: list[Any] = [GROUP, self.consumer, self.result_ttl_s]
+        args += [self.keys.result(""), self.keys.fence("")]
+        numbers = self._numbers(queue)
+        for end in ends:
+            payload = end.payload if store and end.payload is not None else b""
+            channel = self.keys.replies(end.reply_to) if end.reply_to else ""
+            args += [numbers[end.entry.stream], end.entry.entry_id, end.job_id, payload, channel]
+        return Call(
+            script=scripts.COMPLETE,
+            keys=self._journal_and_streams(queue),
+            args=args,
+            read=lambda answer: [Ending(ending.decode()) for ending in answer],
+        )
+
+    def bury(
+        self,
+        queue: str,
+        entry: Entry,
+        job_id: str | None,
+        letter: Letter,
+        *,
+        payload: bytes | None,
+        reply_to: str | None = None,
+    ) -> Call[bool]:
+        """Make one entry a dead letter; False when it is no longer ours."""
+        args: list[Any] = [GROUP, self.consumer, entry.entry_id, job_id or ""]
+        args += [self.keys.result(""), self.keys.fence(""), self.result_ttl_s, payload or b""]
+        args.append(self.keys.replies(reply_to) if reply_to else "")
+        for name, value in dataclasses.asdict(letter).items():
+            args += [name, value]
+        args += ["job", job_id or "", "buried_unix_s", f"{time.time():.3f}"]
+        return Call(
+            script=scripts.BURY,
+            keys=[self.keys.journal(queue), self.keys.dead(queue), entry.stream],
+            args=args,
+            read=bool,
+        )
+
+    def owned(self, client: redis.Redis, entries: Sequence[Entry]) -> list[bool]:
+        """Return for each entry whether the consumer still holds it."""
+        pipe = client.pipeline(transaction=False)
+        for entry in entries:
+            pipe.execute_command(
+                *("XPENDING", entry.stream, GROUP, entry.entry_id, entry.entry_id, 1, self.consumer)
+            )
+        return [bool(answer) for answer in pipe.execute()]
+
+    def release(
+        self, queues: Iterable[str], *, keep: Iterable[Entry] = (), remove: bool = False
+    ) -> Call[int]:
+        """Give back all that the consumer holds but ``keep``; returns how many were given back."""
+        kept = [f"{entry.stream} {entry.entry_id}" for entry in keep]
+        return Call(
+            script=scripts.RELEASE,
+            keys=self._streams(queues),
+            args=[GROUP, self.consumer, FREE, int(remove), *kept],
+            read=int,
+        )
+
+    def forgive(self, queue: str) -> Call[int]:
+        """Take back the starts of the consumer's unfinished jobs of ``queue``."""
+        return Call(
+            script=scripts.FORGIVE,
+            keys=[self.keys.journal(queue)],
+            args=[self.consumer],
+            read=int,
+        )
+
+    def _streams(self, queues: Iterable[str]) -> list[str]:
+        return [stream for queue in queues for stream in self.keys.streams(queue)]
+
+    def _journal_and_streams(self, queue: str) -> list[str]:
+        return [self.keys.journal(queue), *self.keys.streams(queue)]
+
+    def _numbers(self, queue: str) -> dict[str, int]:
+        """Return each stream's number among the keys of ``_journal_and_streams``, from 1."""
+        return {stream: i for i, stream in enumerate(self.keys.streams(queue), start=2)}
+
+
+def renew(keys: Keys, queues: Iterable[str], consumers: Sequence[str]) -> Call[int]:
+    """Renew every claim the ``consumers`` hold; returns how many."""
+    streams = [stream for queue in queues for stream in keys.streams(queue)]
+    return Call(script=scripts.RENEW, keys=streams, args=[GROUP, *consumers], read=int)
+
+
+def take_over(
+    keys: Keys, queues: Iterable[str], *, claim_ttl_s: float, silent_s: float
+) -> Call[int]:
+    """Give back claims nobody renewed for ``claim_ttl_s``; returns how many."""
+    streams = [stream for queue in queues for stream in keys.streams(queue)]
+    args = [GROUP, FREE, int(claim_ttl_s * 1000), int(silent_s * 1000)]
+    return Call(script=scripts.TAKE_OVER, keys=streams, args=args, read=int)
+
+
+def move_due(keys: Keys, queue: str, *, now_unix_s: float, at_most: int = 500) -> Call[int]:
+    """Put the delayed jobs of ``queue`` that are due into its streams; returns how many."""
+    return Call(
+        script=scripts.MOVE_DUE,
+        keys=[keys.delayed(queue), *keys.streams(queue)],
+        args=[now_unix_s, at_most, *PRIORITIES],
+        read=int,
+    )
+
+
+def ensure_groups(client: redis.Redis, keys: Keys, queues: Iterable[str]) -> None:
+    """Create the consumer group of every stream that lacks it.
+
+    Looks first: a full server refuses XGROUP CREATE, also of a group that exists.
+    """
+    for stream in (stream for queue in queues for stream in keys.streams(queue)):
+        try:
+            groups = client.xinfo_groups(stream)
+        except redis.ResponseError:
+            groups = []  # The stream does not exist yet.
+        if any(group["name"] in (GROUP, GROUP.encode()) for group in groups):
+            continue
+        try:
+            client.xgroup_create(stream, GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+
+def _entry(stream: bytes, entry_id: bytes, fields: Sequence[bytes]) -> Entry:
+    return Entry(
+        stream=stream.decode(),
+        entry_id=entry_id.decode(),
+        fields=dict(zip(fields[::2], fields[1::2], strict=True)),
+    )

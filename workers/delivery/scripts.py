@@ -1,0 +1,88 @@
+"""The Lua scripts beside this file: loaded once, called by digest, sent several in one round
+trip.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import redis
+
+T = TypeVar("T")
+
+_FOLDER: Final = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One script: its text and the digest that Redis knows it by."""
+
+    name: str
+    text: str
+    digest: str
+
+
+def _read(name: str) -> Script:
+    text = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+    # SHA-1 is the name Redis gives a script, not a safeguard.
+    digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name=name, text=text, digest=digest)
+
+
+CLAIM: Final = _read("claim")
+BEGIN: Final = _read("begin")
+COMPLETE: Final = _read("complete")
+BURY: Final = _read("bury")
+RELEASE: Final = _read("release")
+FORGIVE: Final = _read("forgive")
+RENEW: Final = _read("renew")
+TAKE_OVER: Final = _read("take_over")
+MOVE_DUE: Final = _read("move_due")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """A script with its arguments and the reader of its answer, ready to be sent."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Any]
+    read: Callable[[Any], T]
+
+
+def send(client: redis.Redis, *calls: Call[Any]) -> list[Any]:
+    """Run ``calls`` in order in one round trip and return what each one's reader makes of its
+    answer.
+
+    A server that lost its scripts (a restart) gets them again, and only the calls it refused are
+    repeated. The pipeline is a plain one: a full server refuses MULTI.
+
+    Raises what redis-py raises. After a lost connection it is unknown which of the calls ran.
+    """
+    answers = _round_trip(client, calls)
+    refused = [i for i, answer in enumerate(answers) if isinstance(answer, _NO_SCRIPT)]
+    if refused:
+        for script in {calls[i].script.name: calls[i].script for i in refused}.values():
+            client.script_load(script.text)
+        for i, answer in zip(
+            refused, _round_trip(client, [calls[i] for i in refused]), strict=True
+        ):
+            answers[i] = answer
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return [call.read(answer) for call, answer in zip(calls, answers, strict=True)]
+
+
+_NO_SCRIPT: Final = redis.exceptions.NoScriptError
+
+
+def _round_trip(client: redis.Redis, calls: Sequence[Call[Any]]) -> list[Any]:
+    pipe = client.pipeline(transaction=False)
+    for call in calls:
+        pipe.execute_command("EVALSHA", call.script.digest, len(call.keys), *call.keys, *call.args)
+    return list(pipe.execute(raise_on_error=False))

@@ -1,0 +1,249 @@
+"""ONNX Runtime on the CPU: the only file that imports onnxruntime.
+
+A memory limit is enforced by the runtime's own arena. Each model of a process gets an arena
+of its own, shared by its precisions: an arena is registered for the whole process, sessions
+keep the one that was registered when they were opened, and a later one replaces it for later
+sessions alone (onnxruntime 1.32).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+# Read by the library when it is imported: nothing of a fleet leaves its machine.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
+from workers.batching.stacking import Array
+from workers.engines.base import Engine, EngineRefused, one_line
+from workers.models import ModelSpec, TensorSpec
+
+_OUT_OF_MEMORY: Final = re.compile(
+    r"bfc_arena.*(Available memory of|Failed to allocate memory)|std::bad_alloc", re.DOTALL
+)
+_AVAILABLE: Final = re.compile(r"Available memory of ([0-9]+)")
+
+#: The tensors we can stack and send; text, maps and sequences are not among them.
+_DTYPES: Final = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bool)": "bool",
+    **{
+        f"tensor({kind}{bits})": f"{kind}{bits}"
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
+}
+
+#: Larger than any limit: an arena in which weights are measured, not limited.
+_NO_LIMIT_BYTES: Final = 1 << 44
+
+#: Errors reach the caller as exceptions; the runtime's own lines on stderr would repeat them.
+_ONLY_FATAL: Final = 4
+
+
+class OnnxRuntimeEngine(Engine):
+    """One ONNX file in one session."""
+
+    def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
+        if spec.options:
+            raise ConfigError(f"{spec.name}: onnxruntime takes no [options].")
+        self.runtime = f"onnxruntime {ort.__version__}"
+        self._where = f"{spec.name} {precision}"
+        limited = spec.memory_limit_bytes is not None
+        if limited:
+            _arenas.use(spec)
+        self._session = _open_session(spec, precision, threads=threads)
+        if limited:
+            _arenas.opened(spec)
+        self._spec = spec if limited else None
+        try:
+            if limited:
+                _check_limit(spec, self._session, threads=threads)
+            self.inputs = _tensors(spec, "input", self._session.get_inputs())
+            self.outputs = _tensors(spec, "output", self._session.get_outputs())
+        except BaseException:
+            self.close()
+            raise
+        self._names = [output.name for output in self.outputs]
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _ONLY_FATAL
+        if limited:
+            # Without it the pieces of earlier, smaller batches stay in the arena and a batch
+            # that would fit alone no longer does.
+            self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        session = self._session
+        if session is None:
+            raise EngineFailed(f"{self._where}: the engine is closed.")
+        try:
+            values = session.run(self._names, dict(feeds), self._run_options)
+        except MemoryError as error:
+            raise OutOfMemory(f"{self._where}: {one_line(error)}") from error
+        except Exception as error:
+            if _OUT_OF_MEMORY.search(str(error)):
+                raise OutOfMemory(f"{self._where}: {one_line(error)}") from error
+            raise EngineRefused(
+                f"{self._where}: {one_line(error)}", invalid=isinstance(error, InvalidArgument)
+            ) from error
+        # Outputs lie in the arena until they are freed. Copied out, they neither count against
+        # the limit nor hold the piece they lie in while a job waits for its answer.
+        limited = self._spec is not None
+        arrays = (np.array(value) if limited else np.asarray(value) for value in values)
+        return dict(zip(self._names, arrays, strict=True))
+
+    def close(self) -> None:
+        if self._session is not None and self._spec is not None:
+            _arenas.closed(self._spec)
+        self._session = None
+
+
+class _Arenas:
+    """Which model's arena is registered in this process."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._open: dict[tuple[Any, ...], int] = {}
+
+    def use(self, spec: ModelSpec) -> None:
+        """Make the next session use the arena of ``spec``: the one its other precisions use."""
+        key = _arena_key(spec)
+        # A model that is opened anew gets a new arena: the old one may hold leftovers.
+        if self._key == key and self._open.get(key):
+            return
+        assert spec.memory_limit_bytes is not None
+        register_arena(spec.memory_limit_bytes, first_chunk_bytes=spec.memory_first_chunk_bytes)
+        self._key = key
+
+    def opened(self, spec: ModelSpec) -> None:
+        key = _arena_key(spec)
+        self._open[key] = self._open.get(key, 0) + 1
+
+    def closed(self, spec: ModelSpec) -> None:
+        self._open[_arena_key(spec)] -= 1
+
+    def forget(self) -> None:
+        """Note that another arena was registered."""
+        self._key = None
+
+
+_arenas = _Arenas()
+
+
+def register_arena(limit_bytes: int, *, first_chunk_bytes: int) -> None:
+    """Make sessions that are opened from now on share a new arena of ``limit_bytes``."""
+    info = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    config = ort.OrtArenaCfg(
+        {
+            "max_mem": limit_bytes,
+            "arena_extend_strategy": 1,  # as much as is asked for, not the next power of two
+            "initial_chunk_size_bytes": first_chunk_bytes,
+            "max_dead_bytes_per_chunk": first_chunk_bytes,
+        }
+    )
+    ort.create_and_register_allocator(info, config)
+
+
+def weights_bytes(spec: ModelSpec, *, threads: int = 1) -> int:
+    """Return what all engines of ``spec`` take in an arena before they have run anything."""
+    _arenas.forget()
+    register_arena(_NO_LIMIT_BYTES, first_chunk_bytes=spec.memory_first_chunk_bytes)
+    sessions = [_open_session(spec, precision, threads=threads) for precision in spec.engines]
+    available = _available_bytes(sessions[0], _NO_LIMIT_BYTES)
+    assert available is not None
+    return _NO_LIMIT_BYTES - available
+
+
+def _arena_key(spec: ModelSpec) -> tuple[Any, ...]:
+    return (spec.folder, spec.memory_limit_bytes, spec.memory_first_chunk_bytes)
+
+
+def _open_session(spec: ModelSpec, precision: str, *, threads: int) -> Any:
+    path = spec.engines[precision]
+    if path is None:
+        raise ConfigError(f"{spec.name}: onnxruntime needs a file for {precision}.")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _ONLY_FATAL
+    # Instances share a host's cores; a pool that spins takes them from each other.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if spec.memory_limit_bytes is not None:
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        # A pattern asks for the peak in one piece from the second run on: what fitted once
+        # would not fit again.
+        options.enable_mem_pattern = False
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if _OUT_OF_MEMORY.search(str(error)) and spec.memory_limit_bytes is not None:
+            raise _limit_too_low(spec, threads=threads) from error
+        raise ConfigError(f"{path}: onnxruntime cannot load it: {one_line(error)}") from error
+
+
+def _check_limit(spec: ModelSpec, session: Any, *, threads: int) -> None:
+    """Refuse a limit below the weights.
+
+    Weights are reserved in the arena without a look at its limit; once they exceed it, what
+    is left wraps around and the limit is silently off (onnxruntime 1.32).
+    """
+    assert spec.memory_limit_bytes is not None
+    if not _available_bytes(session, spec.memory_limit_bytes):
+        raise _limit_too_low(spec, threads=threads)
+
+
+def _limit_too_low(spec: ModelSpec, *, threads: int) -> ConfigError:
+    return ConfigError(
+        f"{spec.name}: memory_limit_bytes is {spec.memory_limit_bytes}, but the weights of all its "
+        f"engines take {weights_bytes(spec, threads=threads)}; set it to that and what a batch "
+        "needs."
+    )
+
+
+def _available_bytes(session: Any, limit_bytes: int) -> int | None:
+    """Return what the session's arena has left, ``None`` when its limit is not in force.
+
+    The runtime says so only when it refuses; so it is asked for everything.
+    """
+    try:
+        session.create_ortvalue_from_shape_and_type([limit_bytes], np.uint8, "cpu")
+    except RuntimeError as error:
+        if found := _AVAILABLE.search(str(error)):
+            return int(found[1])
+        raise
+    return None
+
+
+def _tensors(spec: ModelSpec, side: str, nodes: Any) -> tuple[TensorSpec, ...]:
+    return tuple(_tensor(spec, side, node) for node in nodes)
+
+
+def _tensor(spec: ModelSpec, side: str, node: Any) -> TensorSpec:
+    dtype = _DTYPES.get(node.type)
+    if dtype is None:
+        raise ConfigError(f"{spec.name}: {side} {node.name!r} {_why_not(node.type)}")
+    shape = tuple(size if isinstance(size, int) else None for size in node.shape)
+    return TensorSpec(name=node.name, dtype=dtype, shape=shape, batch_axis=0 if shape else None)
+
+
+def _why_not(kind: str) -> str:
+    if kind == "tensor(string)":
+        return "is text; jobs carry numbers. Move the text step out of the model."
+    if not kind.startswith("tensor("):
+        return (
+            f"is a {kind}, not a tensor, and cannot be split between jobs. Export the model "
+            "without it (scikit-learn: zipmap=False)."
+        )
+    return f"is a {kind}, which numpy cannot hold; export it as float32."

@@ -1,0 +1,125 @@
+"""The life of one instance process: connect, load the engines, run the claim loop, drain, exit 0.
+
+The parent (`workers.pool`) speaks to it through standard input: one line that says who it is, then
+the word ``drain``; the end of standard input means that the parent is dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+
+import redis
+
+from producer.contract.names import Keys, queue_of
+from producer.contract.settings import Settings, redis_client
+from workers.answers import Answers
+from workers.claimloop import ClaimLoop
+from workers.delivery.ledger import Ledger, renew
+from workers.delivery.scripts import send
+from workers.endings import Endings
+from workers.loading import Loading
+from workers.settings import WorkerSettings
+from workers.status import Reporter, State, Status
+from workers.telemetry import logs
+from workers.telemetry.events import TaskEvents
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What the parent says first."""
+
+    #: Celery's node name of the worker.
+    node: str
+    slot: int
+    #: Redis knows this process, and no other ever, by this name.
+    consumer: str
+    models: list[str]
+    #: Where status lines go.
+    report_fd: int
+    log_level: str
+
+
+def run(hello: Hello) -> None:
+    """Be the instance that ``hello`` describes; returns when it has drained."""
+    logs.configure(hello.log_level, who=f"instance-{hello.slot}")
+    from workers.app import app
+
+    settings, worker_settings = Settings.from_env(), WorkerSettings.load()
+    status = Status()
+    draining = threading.Event()
+    reporter = Reporter(status, hello.report_fd)
+    reporter.start()
+    threading.Thread(target=_listen, args=(status, draining), daemon=True, name="ears").start()
+
+    ledger = Ledger(
+        keys=Keys(prefix=settings.prefix),
+        consumer=hello.consumer,
+        result_ttl_s=int(worker_settings.result_ttl_s),
+        max_attempts=worker_settings.max_attempts,
+    )
+    client = redis_client(settings.broker_url)
+    renewer = threading.Thread(
+        target=_renew,
+        args=(
+            redis_client(settings.broker_url),
+            ledger,
+            hello.models,
+            worker_settings.claim_ttl_s / 3,
+        ),
+        daemon=True,
+        name="renewer",
+    )
+    renewer.start()
+    events = TaskEvents(app, node=hello.node, enabled=worker_settings.events)
+    endings = Endings(
+        client=client,
+        results=None if settings.one_server else redis_client(settings.result_url),
+        ledger=ledger,
+        answers=Answers(app),
+        events=events,
+        status=status,
+        worker=f"{hello.node}/{hello.slot}",
+    )
+    loading = Loading(worker_settings, hello.models, status)
+    loop = ClaimLoop(
+        client=client,
+        ledger=ledger,
+        loading=loading,
+        endings=endings,
+        events=events,
+        status=status,
+        draining=draining,
+        models=hello.models,
+    )
+    loop.serve()
+    loading.close()
+    reporter.send()
+
+
+def _listen(status: Status, draining: threading.Event) -> None:
+    """Do what the parent says; die with it where the kernel did not see to that."""
+    for line in sys.stdin:
+        if line.strip() == "drain":
+            draining.set()
+            if status.state in (State.STARTING, State.LOADING):
+                # Nothing is held while engines load, and a load cannot be interrupted.
+                os._exit(0)
+    os._exit(1)
+
+
+def _renew(client: redis.Redis, ledger: Ledger, models: list[str], every_s: float) -> None:
+    """Renew this process's claims; the parent does the same, and either is enough."""
+    queues = [queue_of(model) for model in models]
+    while True:
+        time.sleep(every_s)
+        try:
+            send(client, renew(ledger.keys, queues, [ledger.consumer]))
+        except redis.RedisError as error:
+            logger.warning("renew.failed", extra={"error": type(error).__name__})

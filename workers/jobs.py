@@ -1,0 +1,159 @@
+"""One job of a batch, from its stream entry to inputs that the model's runner accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kombu.serialization import loads
+
+from producer.contract.call import parse_call
+from producer.contract.errors import (
+    BadMessage,
+    BadRequest,
+    EngineFailed,
+    Expired,
+    FleetError,
+    OutOfMemory,
+    UnknownModel,
+)
+from producer.contract.message import Message, from_fields
+from producer.contract.names import INFER_TASK, model_of
+from producer.contract.wire import CONTENT_TYPE
+from workers.delivery.ledger import Entry
+from workers.runner import ModelRunner, Prepared
+
+#: What a body may be packed as; pickle is never among them.
+_ACCEPTED: Final = frozenset({CONTENT_TYPE, "application/json"})
+
+#: What a message says when it carries work for Celery's own tracer.
+_CANVAS: Final = ("callbacks", "errbacks", "chain", "chord")
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Job:
+    """A claimed entry, decoded as far as it could be."""
+
+    entry: Entry
+    job_id: str
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    args: Any = ()
+    kwargs: Any = dataclasses.field(default_factory=dict)
+    #: Callbacks, errbacks, the rest of a chain, the chord it belongs to.
+    embed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: What the engine gets; None when `fault` says why it gets nothing.
+    prepared: Prepared | None = None
+    fault: FleetError | None = None
+    #: Starts before this one.
+    starts: int = 0
+
+    @property
+    def has_canvas(self) -> bool:
+        """Whether something must happen in Celery's name when this job ends."""
+        return any(self.embed.get(part) for part in _CANVAS)
+
+    @property
+    def reply_to(self) -> str | None:
+        """The client that wants to be told, if one does."""
+        client = self.headers.get("fleet_reply_to")
+        return client if isinstance(client, str) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A claimed entry that nobody can run: a dead letter at once."""
+
+    entry: Entry
+    job_id: str | None
+    reply_to: str | None
+    error: BadMessage
+
+
+def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unreadable:
+    """Decode one entry and let the model's runner check its inputs; never raises for the job's
+    fault.
+    """
+    message: Message | None = None
+    try:
+        message = from_fields(entry.fields)
+        job = _decode(entry, message)
+    except BadMessage as error:
+        client = message.headers.get("fleet_reply_to") if message else None
+        return Unreadable(
+            entry=entry,
+            job_id=entry.job_id,
+            reply_to=client if isinstance(client, str) else None,
+            error=error,
+        )
+    try:
+        job.prepared = _prepare(job, queue=queue, runner=runner)
+    except FleetError as error:
+        job.fault = error
+    except MemoryError:
+        job.fault = OutOfMemory("The inputs did not fit in memory while they were read.")
+    except Exception as error:  # noqa: BLE001 - it ends this job alone
+        job.fault = EngineFailed(f"The inputs could not be read: {type(error).__name__}.")
+    return job
+
+
+def expired(job: Job, *, now_unix_s: float) -> Expired | None:
+    """Return the error of a job whose sender wanted it started before now."""
+    expires = job.headers.get("expires")
+    if not expires:
+        return None
+    try:
+        moment = datetime.datetime.fromisoformat(expires)
+    except (TypeError, ValueError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    if moment.timestamp() > now_unix_s:
+        return None
+    return Expired(f"The job expired at {moment.isoformat()}, before it was started.")
+
+
+def _decode(entry: Entry, message: Message) -> Job:
+    job_id = entry.job_id
+    if job_id is None:
+        raise BadMessage("The entry has no job id.")
+    if message.headers.get("task") != INFER_TASK:
+        raise BadMessage(f"The entry is not a call of {INFER_TASK}.")
+    if message.content_type not in _ACCEPTED:
+        raise BadMessage(
+            f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
+            f"{CONTENT_TYPE} or application/json."
+        )
+    try:
+        body = loads(message.body, message.content_type, message.content_encoding, accept=_ACCEPTED)
+        args, kwargs, embed = body
+    except BadMessage:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is unreadable
+        cause = error.__cause__ if isinstance(error.__cause__, BadMessage) else None
+        raise cause or BadMessage(f"The body cannot be read: {type(error).__name__}.") from None
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        raise BadMessage("The body is not (args, kwargs, embed).")
+    return Job(
+        entry=entry,
+        job_id=job_id,
+        headers=message.headers,
+        properties=message.properties,
+        args=args,
+        kwargs=kwargs,
+        embed=embed if isinstance(embed, dict) else {},
+    )
+
+
+def _prepare(job: Job, *, queue: str, runner: ModelRunner) -> Prepared:
+    call = parse_call(job.args, job.kwargs)
+    served = model_of(queue)
+    if call.model not in (None, served):
+        raise UnknownModel(
+            f"Queue {queue} answers for {served!r}, not for {str(call.model)[:80]!r}."
+        )
+    if not isinstance(call.inputs, Mapping):
+        raise BadRequest('Inputs must be a mapping of input name to value, as in {"image": array}.')
+    return runner.prepare(call.inputs)

@@ -1,0 +1,206 @@
+"""The parent's side of delivery: renew, release, take over, move what is due, publish the status.
+
+One thread with a Redis connection of its own, because Celery's loop stands still while it
+reconnects and does not run while the worker shuts down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import redis
+
+from producer.contract.names import Keys, queue_of
+from workers.delivery import ledger as delivery
+from workers.delivery.ledger import Ledger
+from workers.delivery.scripts import send
+from workers.processes import Death
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.25
+_STATUS_EVERY_S: Final = 2.0
+_STATUS_LIFE_S: Final = 15
+_MOVE_DUE_EVERY_S: Final = 1.0
+#: A model stays known this long after its last worker, so that its queue may wait for the next
+#: one.
+_MODEL_LIFE_S: Final = 86_400
+#: A consumer that holds nothing and was silent so long belongs to no living process.
+_CONSUMER_SILENT_S: Final = 60.0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class HoldOff:
+    """When claims of others may be taken over: never soon after this worker may have missed
+    something.
+
+    The server's clock goes on while it is stopped or out of reach. Afterwards every claim looks
+    dead, also those of workers that are about to renew them. All times are of the monotonic clock.
+    """
+
+    claim_ttl_s: float
+    until_s: float
+    renewed_at_s: float
+
+    @classmethod
+    def begin(cls, *, claim_ttl_s: float, now_s: float) -> HoldOff:
+        return cls(claim_ttl_s=claim_ttl_s, until_s=now_s + claim_ttl_s, renewed_at_s=now_s)
+
+    def failed(self, *, now_s: float) -> None:
+        """Redis did not answer as it should."""
+        self.until_s = now_s + self.claim_ttl_s
+
+    def renewed(self, *, now_s: float) -> None:
+        """A renewal was answered; one that comes a third of the claim's life too late counts as
+        missed.
+        """
+        if now_s - self.renewed_at_s > self.claim_ttl_s * 2 / 3:
+            self.failed(now_s=now_s)
+        self.renewed_at_s = now_s
+
+    def allows(self, *, now_s: float) -> bool:
+        return now_s >= self.until_s
+
+
+class Keeper(threading.Thread):
+    """Keeps what the instances hold, for as long as they live, and frees it when they die."""
+
+    def __init__(
+        self,
+        *,
+        client: redis.Redis,
+        keys: Keys,
+        node: str,
+        models: Sequence[str],
+        claim_ttl_s: float,
+        consumers: Callable[[], list[str]],
+        status: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        super().__init__(name="keeper", daemon=True)
+        self._client, self._keys, self._node = client, keys, node
+        self._models = tuple(models)
+        self._queues = [queue_of(model) for model in models]
+        self._claim_ttl_s, self._consumers, self._status = claim_ttl_s, consumers, status
+        self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
+        self._unreleased: list[Death] = []
+        self._stopping = threading.Event()
+        now_s = time.monotonic()
+        self._hold_off = HoldOff.begin(claim_ttl_s=claim_ttl_s, now_s=now_s)
+        self._due_at_s = {self._renew: now_s, self._publish: now_s, self._move_due: now_s}
+        self._due_at_s[self._take_over] = now_s + claim_ttl_s
+        self._every_s = {
+            self._renew: claim_ttl_s / 3,
+            self._publish: _STATUS_EVERY_S,
+            self._move_due: _MOVE_DUE_EVERY_S,
+            self._take_over: min(claim_ttl_s / 3, 2.0),
+        }
+
+    def prepare(self) -> None:
+        """Create the groups and name the models, before the first instance starts; raises what
+        Redis says.
+        """
+        delivery.ensure_groups(self._client, self._keys, self._queues)
+        self._publish()
+
+    def died(self, death: Death) -> None:
+        """Free what a dead instance held; called from the watcher."""
+        self._deaths.put(death)
+
+    def stop(self, timeout_s: float) -> None:
+        """Do what is left and end, at the latest after ``timeout_s``."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join(timeout_s)
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self._turn(time.monotonic())
+            self._stopping.wait(_TICK_S)
+        self._guard(self._release_dead)
+        self._guard(self._sign_off)
+
+    def _turn(self, now_s: float) -> None:
+        self._guard(self._release_dead)
+        for work, at_s in self._due_at_s.items():
+            if at_s <= now_s:
+                # Jitter keeps the scans of many workers apart.
+                self._due_at_s[work] = now_s + self._every_s[work] * random.uniform(0.9, 1.0)
+                self._guard(work)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except redis.RedisError as error:
+            self._hold_off.failed(now_s=time.monotonic())
+            name = work.__name__.strip("_")
+            text = f"{type(error).__name__}: {error}"[:200]
+            logger.warning("keeper.trouble", extra={"work": name, "error": text})
+            if "NOGROUP" in str(error):
+                self._guard(lambda: delivery.ensure_groups(self._client, self._keys, self._queues))
+        except Exception:
+            logger.exception("keeper.failed")
+
+    def _renew(self) -> None:
+        consumers = self._consumers()
+        if consumers:
+            send(self._client, delivery.renew(self._keys, self._queues, consumers))
+        else:
+            self._client.ping()
+        self._hold_off.renewed(now_s=time.monotonic())
+
+    def _release_dead(self) -> None:
+        while not self._deaths.empty():
+            self._unreleased.append(self._deaths.get())
+        while self._unreleased:
+            death = self._unreleased[0]
+            ledger = Ledger(
+                keys=self._keys, consumer=death.consumer, result_ttl_s=0, max_attempts=0
+            )
+            forgive = [ledger.forgive(name) for name in self._queues] if death.forgive else []
+            *_, released = send(self._client, *forgive, ledger.release(self._queues, remove=True))
+            self._unreleased.pop(0)
+            if released:
+                logger.info(
+                    "claims.released", extra={"consumer": death.consumer, "count": released}
+                )
+
+    def _take_over(self) -> None:
+        if not self._hold_off.allows(now_s=time.monotonic()):
+            return
+        call = delivery.take_over(
+            self._keys, self._queues, claim_ttl_s=self._claim_ttl_s, silent_s=_CONSUMER_SILENT_S
+        )
+        (taken,) = send(self._client, call)
+        if taken:
+            logger.warning("claims.taken_over", extra={"count": taken})
+
+    def _move_due(self) -> None:
+        now_unix_s = time.time()
+        calls = [
+            delivery.move_due(self._keys, name, now_unix_s=now_unix_s) for name in self._queues
+        ]
+        send(self._client, *calls)
+
+    def _publish(self) -> None:
+        now_unix_s = time.time()
+        pipe = self._client.pipeline(transaction=False)
+        pipe.set(self._keys.worker(self._node), json.dumps(self._status()), ex=_STATUS_LIFE_S)
+        pipe.zadd(self._keys.workers, {self._node: now_unix_s + _STATUS_LIFE_S})
+        pipe.zremrangebyscore(self._keys.workers, "-inf", now_unix_s - _STATUS_LIFE_S)
+        pipe.zadd(self._keys.models, dict.fromkeys(self._models, now_unix_s + _MODEL_LIFE_S))
+        pipe.zremrangebyscore(self._keys.models, "-inf", now_unix_s)
+        pipe.execute()
+
+    def _sign_off(self) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        pipe.delete(self._keys.worker(self._node))
+        pipe.zrem(self._keys.workers, self._node)
+        pipe.execute()

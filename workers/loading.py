@@ -1,0 +1,107 @@
+"""Which models this process holds, and when one that could not be loaded is tried again."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+
+from producer.contract.errors import FleetError
+from workers.models import ModelSpec, load_models
+from workers.runner import ModelRunner
+from workers.settings import WorkerSettings
+from workers.status import State, Status
+
+logger = logging.getLogger(__name__)
+
+
+def retry_gap_s(failures: int) -> float:
+    """Return the seconds between a failed load and the next try: 2, 4, 8 up to 60."""
+    return float(min(60, 2**failures))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A model that could not be loaded."""
+
+    text: str
+    failures: int
+    #: Monotonic clock.
+    retry_at_s: float
+
+
+class Loading:
+    """The engines of one process: each is loaded once, or tried again with growing gaps."""
+
+    def __init__(self, settings: WorkerSettings, names: Sequence[str], status: Status) -> None:
+        self._settings, self._names, self._status = settings, tuple(names), status
+        self.runners: dict[str, ModelRunner] = {}
+        self._broken: dict[str, Broken] = {}
+
+    def due(self) -> list[str]:
+        """Return the models that are to be loaded now."""
+        now_s = time.monotonic()
+        return [
+            name
+            for name in self._names
+            if name not in self.runners
+            and (name not in self._broken or self._broken[name].retry_at_s <= now_s)
+        ]
+
+    def load(self, names: Sequence[str]) -> None:
+        """Load ``names`` from their files as they are now; a failure is kept, not raised."""
+        if not names:
+            return
+        self._status.become(State.LOADING, ", ".join(names))
+        for name in names:
+            try:
+                self.runners[name] = self._open(name)
+            except FleetError as error:
+                self._failed(name, str(error))
+            except Exception as error:  # noqa: BLE001 - other models go on
+                self._failed(name, f"{type(error).__name__}: {error}")
+            else:
+                self._broken.pop(name, None)
+                self._status.loads += 1
+                logger.info("model.loaded", extra={"model": name})
+        self._tell()
+
+    def close(self) -> None:
+        """Free every engine."""
+        for runner in self.runners.values():
+            runner.close()
+        self.runners.clear()
+
+    def _open(self, name: str) -> ModelRunner:
+        spec = load_models(self._settings.config_dir, [name])[name]
+        return ModelRunner.load(_with_limits(spec, self._settings), threads=self._settings.threads)
+
+    def _failed(self, name: str, text: str) -> None:
+        failures = self._broken[name].failures + 1 if name in self._broken else 1
+        gap_s = retry_gap_s(failures)
+        self._broken[name] = Broken(
+            text=" ".join(text.split()), failures=failures, retry_at_s=time.monotonic() + gap_s
+        )
+        logger.error("model.broken", extra={"model": name, "reason": text, "retry_in_s": gap_s})
+
+    def _tell(self) -> None:
+        self._status.models = {
+            **{name: {"state": "broken", "text": b.text} for name, b in self._broken.items()},
+            **{name: {"state": "ready", **r.describe()} for name, r in self.runners.items()},
+        }
+        if self._broken:
+            text = "; ".join(f"{name}: {broken.text}" for name, broken in self._broken.items())
+            self._status.become(State.BROKEN, text)
+        else:
+            self._status.become(State.READY)
+
+
+def _with_limits(spec: ModelSpec, settings: WorkerSettings) -> ModelSpec:
+    """Return ``spec`` with the worker's memory limits where the worker sets any."""
+    limits = {
+        name: value
+        for name in ("memory_limit_bytes", "memory_first_chunk_bytes")
+        if (value := getattr(settings, name)) is not None
+    }
+    return dataclasses.replace(spec, **limits)

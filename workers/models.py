@@ -1,0 +1,257 @@
+"""What a model is: ``configs/models/<name>/model.toml`` read into a ``ModelSpec``.
+
+Opens no engine. A mistake in a file is one line that names the file, the key and the nearest
+known key. What only the engine knows (its tensors, whether rows mix) is for ``probe.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from producer.contract.errors import ConfigError
+from producer.contract.names import is_model_name
+from workers.batching.ladder import Step, parse_step
+from workers.onnx_file import why_not_onnx
+from workers.tables import Table, nearest
+
+MODEL_FILE: Final = "model.toml"
+ONNXRUNTIME: Final = "onnxruntime"
+PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8", "fp8")
+_MIB: Final = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One input or output of an engine."""
+
+    name: str
+    #: numpy's name of it, such as ``float32``.
+    dtype: str
+    #: ``None`` where the engine takes any size.
+    shape: tuple[int | None, ...]
+    #: The axis that counts rows; ``None`` when the tensor belongs to the batch as a whole.
+    batch_axis: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeHint:
+    """What the load-time probe cannot guess about an input."""
+
+    #: The whole shape of one row; ``None``: free axes are guessed.
+    shape: tuple[int, ...] | None = None
+    #: The largest value the probe may send; inputs without a batch axis are filled with it.
+    largest: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One model as its file describes it."""
+
+    name: str
+    folder: Path
+    #: ``onnxruntime``, or ``module:Class`` for an engine of one's own.
+    runtime: str
+    #: The file of each precision; ``None`` where the engine needs none.
+    engines: Mapping[str, Path | None]
+    #: The precision that answers as long as memory suffices.
+    precision: str
+    #: Rows in one run of the engine, at most.
+    max_batch_size: int = 32
+    #: Bytes of the inputs of one run, at most (one row always runs).
+    max_batch_bytes: int = 64 * _MIB
+    #: How long a free instance waits for more jobs; 0: it runs what waits.
+    max_queue_delay_s: float = 0.0
+    #: Declared axes only. An input or output that is missing here has axis 0 by assumption.
+    batch_axes_in: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    batch_axes_out: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    probe_hints: Mapping[str, ProbeHint] = dataclasses.field(default_factory=dict)
+    #: Weights and activations of all engines of this model in one process; ``None``: no limit.
+    memory_limit_bytes: int | None = None
+    #: The first piece the limited arena takes; small models never fill the usual 1 MiB.
+    memory_first_chunk_bytes: int = _MIB
+    #: What is tried in turn when a batch ran out of memory, such as ``fp16/2``.
+    ladder: tuple[str, ...] = ("fp16/2",)
+    #: How far answers may differ between batch sizes, relative to the largest of them.
+    tolerance: float = 1e-3
+    #: Passed to the engine as they are.
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Return the ladder, parsed."""
+        return tuple(parse_step(step) for step in self.ladder)
+
+
+def load_models(config_dir: Path, names: Iterable[str] | None = None) -> dict[str, ModelSpec]:
+    """Return the models of ``config_dir``/models by name: all of them, or those named."""
+    root = Path(config_dir) / "models"
+    if not root.is_dir():
+        raise ConfigError(f"{root}: there is no such folder; it holds one folder for each model.")
+    there = sorted(
+        folder.name
+        for folder in root.iterdir()
+        if folder.is_dir() and not folder.name.startswith((".", "_"))
+    )
+    wanted = sorted(set(names)) if names is not None else there
+    if not wanted:
+        raise ConfigError(f"{root}: no model to serve; put one into {root}/<name>/{MODEL_FILE}.")
+    for name in wanted:
+        if name not in there:
+            raise ConfigError(f"{root}: there is no model {name!r}.{nearest(name, there)}")
+    return {name: load_model(root / name) for name in wanted}
+
+
+def load_model(folder: Path) -> ModelSpec:
+    """Return the model that ``folder`` describes; its name is the folder's."""
+    if not is_model_name(folder.name):
+        raise ConfigError(
+            f"{folder}: a model's folder is named with letters, digits, - and _, at most 64."
+        )
+    table = Table.read(folder / MODEL_FILE)
+    runtime = _runtime(table)
+    precision = table.text("precision", "fp32")
+    engines = _engines(table, folder, runtime, precision)
+    if precision not in engines:
+        raise table.error("precision", f"is {precision!r}, but [engines] has no such entry.")
+    first_chunk_bytes = table.whole("memory_first_chunk_bytes", _MIB, least=256)
+    spec = ModelSpec(
+        name=folder.name,
+        folder=folder,
+        runtime=runtime,
+        engines=engines,
+        precision=precision,
+        max_batch_size=table.whole("max_batch_size", 32, least=1),
+        max_batch_bytes=table.whole("max_batch_bytes", 64 * _MIB, least=1),
+        max_queue_delay_s=table.number("max_queue_delay_s", 0.0),
+        batch_axes_in=_axes(table, "inputs"),
+        batch_axes_out=_axes(table, "outputs"),
+        probe_hints=_probe_hints(table),
+        memory_limit_bytes=_memory_limit(table, first_chunk_bytes),
+        memory_first_chunk_bytes=first_chunk_bytes,
+        ladder=_ladder(table, engines, precision),
+        tolerance=table.number("tolerance", 1e-3),
+        options=dict(_options(table)),
+    )
+    table.finish()
+    return spec
+
+
+def _runtime(table: Table) -> str:
+    runtime = table.text("runtime", ONNXRUNTIME)
+    module, colon, name = runtime.partition(":")
+    if runtime != ONNXRUNTIME and not (colon and name.isidentifier() and module):
+        raise table.error("runtime", f'must be "{ONNXRUNTIME}" or "module:Class", not {runtime!r}.')
+    return runtime
+
+
+def _engines(table: Table, folder: Path, runtime: str, precision: str) -> dict[str, Path | None]:
+    """Return the file of each precision; an engine of one's own may list precisions alone."""
+    listed = table.raw("engines")
+    if runtime != ONNXRUNTIME and (listed is None or isinstance(listed, list)):
+        names = table.texts("engines", (precision,))
+        for name in names:
+            _check_precision(table, name)
+        return dict.fromkeys(names)
+    files = table.table("engines")
+    engines: dict[str, Path | None] = {}
+    for name in files.names():
+        _check_precision(files, name)
+        engines[name] = _engine_file(files, name, folder, runtime)
+    if not engines:
+        raise table.error("engines", 'is missing; write [engines] and fp32 = "model.onnx" below.')
+    return engines
+
+
+def _check_precision(table: Table, name: str) -> None:
+    if name not in PRECISIONS:
+        raise table.error(name, f"is not a known precision.{nearest(name, PRECISIONS)}")
+
+
+def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
+    path = folder / files.text(name, "model.onnx")
+    if not path.is_file():
+        there = [file.name for file in folder.iterdir() if file.suffix not in (".toml", ".md")]
+        raise files.error(name, f"names {path}, which does not exist.{nearest(path.name, there)}")
+    if runtime == ONNXRUNTIME and (problem := why_not_onnx(path)):
+        raise files.error(name, f"names {path}, which {problem}.")
+    return path
+
+
+def _ladder(table: Table, engines: Mapping[str, Path | None], precision: str) -> tuple[str, ...]:
+    """Return the ladder; by default FP16 with half the batch, where there is such an engine."""
+    ladder = table.texts("ladder", (f"{'fp16' if 'fp16' in engines else precision}/2",))
+    for step in ladder:
+        try:
+            wanted = parse_step(step).precision
+        except ValueError as error:
+            raise table.error("ladder", f"{error}") from None
+        if wanted not in engines:
+            raise table.error("ladder", f"names {wanted}, but [engines] has no such entry.")
+    return ladder
+
+
+def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:
+    if "memory_limit_bytes" not in table:
+        table.raw("memory_limit_bytes")
+        return None
+    limit = table.whole("memory_limit_bytes", 0, least=1)
+    if limit <= first_chunk_bytes:
+        raise table.error(
+            "memory_limit_bytes",
+            f"is {limit}, not above memory_first_chunk_bytes ({first_chunk_bytes}); "
+            "nothing would ever fit.",
+        )
+    return limit
+
+
+def _axes(table: Table, side: str) -> dict[str, int | None]:
+    """Return the declared batch axes below [inputs] or [outputs]."""
+    axes: dict[str, int | None] = {}
+    tensors = table.table(side)
+    for name in tensors.names():
+        tensor = tensors.table(name)
+        if "batch_axis" not in tensor:
+            continue
+        if tensor.raw("batch_axis") == "none":
+            axes[name] = None
+            continue
+        axis = tensor.raw("batch_axis")
+        if not isinstance(axis, int) or isinstance(axis, bool) or axis < 0:
+            raise tensor.error("batch_axis", f'must be 0, 1, ... or "none", not {axis!r}.')
+        axes[name] = axis
+    return axes
+
+
+def _probe_hints(table: Table) -> dict[str, ProbeHint]:
+    """Return what the file says about probing each input; also refuses unknown keys below both."""
+    hints: dict[str, ProbeHint] = {}
+    inputs, outputs = table.table("inputs"), table.table("outputs")
+    for name in inputs.names():
+        tensor = inputs.table(name)
+        tensor.raw("batch_axis")
+        hints[name] = ProbeHint(shape=_probe_shape(tensor), largest=tensor.number("probe_max", 1.0))
+        tensor.finish()
+    for name in outputs.names():
+        tensor = outputs.table(name)
+        tensor.raw("batch_axis")
+        tensor.finish()
+    return hints
+
+
+def _probe_shape(tensor: Table) -> tuple[int, ...] | None:
+    shape = tensor.raw("probe_shape")
+    if shape is None:
+        return None
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        raise tensor.error(
+            "probe_shape", f"must list the sizes of one row, such as [1, 8], not {shape!r}."
+        )
+    return tuple(shape)
+
+
+def _options(table: Table) -> Mapping[str, object]:
+    options = table.table("options")
+    return {name: options.raw(name) for name in options.names()}

@@ -1,0 +1,196 @@
+"""InstancePool: what Celery sees of the instance processes. It takes no tasks: instances claim
+their own.
+
+Celery starts it, asks it for numbers, closes and stops it; the work is done by `workers.processes`
+and `workers.keeper`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from types import FrameType
+from typing import Any, Final
+
+from celery.concurrency.base import BasePool
+from celery.worker import state as celery_state
+
+from producer.contract.counters import add_counters
+from producer.contract.names import INFER_TASK, Keys
+from producer.contract.settings import Settings, redis_client
+from workers.instances import cpu
+from workers.keeper import Keeper
+from workers.processes import Death, Processes, pids
+from workers.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+#: How often the main thread looks for slots to fill.
+_MAINTAIN_EVERY_S: Final = 0.25
+
+#: How long the last release may take once every instance is gone.
+_LAST_RELEASE_S: Final = 5.0
+
+
+class InstancePool(BasePool):
+    """One process for each instance, each claiming its own batches."""
+
+    def __init__(self, limit: int | None = None, **options: Any) -> None:
+        super().__init__(limit=limit, **options)
+        self.node: str = options["initargs"][1]
+        self.settings = WorkerSettings.load()
+        self.models: tuple[str, ...] = tuple(self.app.conf.fleet_models)
+        self._began_unix_s = time.time()
+        self._drain_deadline_s: float | None = None
+        slots = cpu.slots(threads=self.settings.threads, wanted=self.settings.instances)
+        if limit is not None and limit > slots and self.app.conf.worker_concurrency == limit:
+            logger.warning("pool.fewer_instances", extra={"asked": limit, "instances": slots})
+        self.limit = min(limit or slots, slots)
+        self.processes = Processes(
+            node=self.node,
+            models=self.models,
+            count=self.limit,
+            threads=self.settings.threads,
+            silent_limit_s=self.settings.claim_ttl_s,
+            batch_timeout_s=self.settings.batch_timeout_s,
+            log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+            on_death=self._died,
+        )
+        where = Settings.from_env()
+        self.keys = Keys(prefix=where.prefix)
+        self.keeper = Keeper(
+            client=redis_client(where.broker_url),
+            keys=self.keys,
+            node=self.node,
+            models=self.models,
+            claim_ttl_s=self.settings.claim_ttl_s,
+            consumers=lambda: [running.consumer for running in self.processes.alive()],
+            status=self.status,
+        )
+
+    # -- Celery's hooks, in the order it calls them
+
+    def on_start(self) -> None:
+        """Start every instance before the first job can reach any."""
+        self._take_signals()
+        self.keeper.prepare()
+        self.keeper.start()
+        self.processes.start()
+
+    def register_with_event_loop(self, loop: Any) -> None:
+        """Called again after each reconnect, when the old loop's timers are gone."""
+        loop.call_repeatedly(_MAINTAIN_EVERY_S, self._maintain)
+
+    def on_close(self) -> None:
+        self.drain()
+
+    def on_stop(self) -> None:
+        """Wait for the drain, at most for the rest of the grace time; a cold shutdown waits for
+        nothing.
+        """
+        self.drain()
+        cold = celery_state.should_terminate not in (None, False)
+        rest_s = 0.0 if cold else (self._drain_deadline_s or 0.0) - time.monotonic()
+        if not self.processes.wait_gone(rest_s):
+            self._end_now()
+        self.keeper.stop(_LAST_RELEASE_S)
+
+    def on_terminate(self) -> None:
+        self._end_now()
+        self.keeper.stop(_LAST_RELEASE_S)
+
+    def _died(self, death: Death) -> None:
+        self.keeper.died(death)
+
+    # -- numbers
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.processes.alive())
+
+    def _get_info(self) -> dict[str, Any]:
+        return {
+            **super()._get_info(),
+            "max-concurrency": self.limit,
+            "processes": pids(self.processes.alive()),
+            "models": list(self.models),
+            "instances": self.processes.report(),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return what `fleet status` shows of this worker, and bring Celery's own totals up to
+        date.
+        """
+        instances = self.processes.report()
+        self._count_for_celery(instances)
+        return {
+            "node": self.node,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_unix_s": self._began_unix_s,
+            "state": "draining" if self._drain_deadline_s is not None else "running",
+            "models": list(self.models),
+            "instances": instances,
+        }
+
+    def running(self) -> int:
+        """Return how many jobs the instances run at the moment, as they said last."""
+        return sum(instance["running"] for instance in self.processes.report())
+
+    # -- the end
+
+    def drain(self) -> None:
+        """Claim nothing more; the grace time runs from the first call."""
+        if self._drain_deadline_s is None:
+            self._drain_deadline_s = time.monotonic() + self.settings.grace_s
+            logger.info("pool.drain", extra={"grace_s": self.settings.grace_s})
+            self.processes.drain()
+
+    def _end_now(self) -> None:
+        self.processes.kill()
+        self.processes.wait_gone(_LAST_RELEASE_S)
+
+    def _take_signals(self) -> None:
+        """Drain at the first signal, before Celery's loop hears of it; end at once at the second.
+
+        Celery has installed its handlers by now; its own would leave with an error at SIGINT and
+        ignore a second SIGTERM.
+        """
+        celery_handler = signal.getsignal(signal.SIGTERM)
+
+        def first_or_second(signum: int, frame: FrameType | None) -> None:
+            if self._drain_deadline_s is not None:
+                at_once(signum, frame)
+            self.drain()
+            if callable(celery_handler):
+                celery_handler(signal.SIGTERM, frame)
+
+        def at_once(signum: int, frame: FrameType | None) -> None:
+            self._drain_deadline_s = time.monotonic()
+            self._end_now()
+            self.keeper.stop(_LAST_RELEASE_S)
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, first_or_second)
+        signal.signal(signal.SIGINT, first_or_second)
+        signal.signal(signal.SIGQUIT, at_once)
+
+    def _maintain(self) -> None:
+        # Nothing but a typed error may leave a timer of Celery's loop: it would pass for a lost
+        # broker.
+        try:
+            self.processes.start_missing()
+        except OSError:
+            logger.exception("pool.cannot_start_an_instance")
+
+    def _count_for_celery(self, instances: list[dict[str, Any]]) -> None:
+        total: dict[str, Any] = {}
+        for instance in instances:
+            for counters in instance["counters"].values():
+                total = add_counters(total, counters)
+        jobs = int(total.get("jobs", 0))
+        celery_state.total_count[INFER_TASK] = jobs
+        celery_state.all_total_count[0] = jobs

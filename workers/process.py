@@ -1,0 +1,133 @@
+"""One instance process as its parent sees it: started, spoken to, heard, ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from workers.instance import Hello
+
+logger = logging.getLogger(__name__)
+
+#: The clone or image that this package lies in; the child must find `workers` there.
+_ROOT: Final = Path(__file__).resolve().parent.parent
+
+#: Variables by which the libraries below a runtime choose their number of threads.
+_THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class InstanceProcess:
+    """A running instance."""
+
+    consumer: str
+    popen: subprocess.Popen[bytes]
+    report_fd: int
+    began_s: float
+    #: What it said last; empty until it spoke.
+    said: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    said_at_s: float = 0.0
+    #: Whether it was ready once: then its load cannot have killed it.
+    was_ready: bool = False
+    #: Whether its end is our doing, so that the starts of its jobs are taken back.
+    ended_by_us: bool = False
+    #: Why the watcher killed it, if it did.
+    killed_because: str = ""
+    _unread: bytes = b""
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def state(self) -> str:
+        return str(self.said.get("state", "starting"))
+
+    def read(self) -> bool:
+        """Take in what it reported; False when its end of the pipe is closed."""
+        chunk = os.read(self.report_fd, 65536)
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        if lines:
+            self.said, self.said_at_s = json.loads(lines[-1]), time.monotonic()
+            self.was_ready = self.was_ready or self.state == "ready"
+        return bool(chunk)
+
+    def drain(self) -> None:
+        """Tell it to claim nothing more; one that still loads is ended, for it holds nothing."""
+        if self.state in ("starting", "loading"):
+            self.kill(by_us=True)
+            return
+        try:
+            assert self.popen.stdin is not None
+            self.popen.stdin.write(b"drain\n")
+            self.popen.stdin.flush()
+        except OSError:
+            logger.info("instance.gone", extra={"pid": self.pid})
+
+    def kill(self, *, by_us: bool, because: str = "") -> None:
+        """End it at once; ``by_us`` takes back the starts of what it ran."""
+        self.ended_by_us = self.ended_by_us or by_us
+        self.killed_because = self.killed_because or because
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGKILL)
+
+    def close(self) -> int:
+        """Reap it and free its pipes; returns its exit status, negative for a signal."""
+        if self.popen.stdin is not None:
+            try:
+                self.popen.stdin.close()
+            except OSError:
+                logger.debug("instance.pipe_broken", extra={"pid": self.pid})
+        os.close(self.report_fd)
+        return self.popen.wait()
+
+
+def start(
+    *, node: str, slot: int, number: int, models: Sequence[str], threads: int, log_level: str
+) -> InstanceProcess:
+    """Start one instance as a fresh interpreter: nothing of this process is inherited but three
+    pipes.
+
+    Only the main thread may call this: the kernel ends the child when the thread that started it
+    ends.
+    """
+    read_fd, write_fd = os.pipe()
+    consumer = f"{node}/{slot}/{os.getpid()}.{number}.{time.time_ns() // 1_000_000}"
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, "PYTHONPATH": path}
+    environ |= {variable: str(threads) for variable in _THREAD_VARIABLES}
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "workers.birth", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        pass_fds=(write_fd,),
+        env=environ,
+    )
+    os.close(write_fd)
+    hello = Hello(
+        node=node,
+        slot=slot,
+        consumer=consumer,
+        models=list(models),
+        report_fd=write_fd,
+        log_level=log_level,
+    )
+    process = InstanceProcess(
+        consumer=consumer, popen=popen, report_fd=read_fd, began_s=time.monotonic()
+    )
+    try:
+        assert popen.stdin is not None
+        popen.stdin.write(json.dumps(dataclasses.asdict(hello)).encode() + b"\n")
+        popen.stdin.flush()
+    except OSError:
+        # It died at once; the watcher sees the end of its report pipe.
+        logger.warning("instance.stillborn", extra={"slot": slot, "pid": popen.pid})
+    return process

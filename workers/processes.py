@@ -1,0 +1,250 @@
+"""The instance processes of one worker: one for each slot, watched, and replaced when one ends.
+
+Knows no Celery and no Redis. `start_missing` belongs to the main thread; the watcher thread hears
+the instances, kills what is hung, and hands every death to `on_death`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from producer.contract.counters import add_counters
+from workers import process
+from workers.loading import retry_gap_s
+from workers.process import InstanceProcess
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 0.25
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Slot:
+    """Room for one instance, with what is known of those that were there before."""
+
+    number: int
+    process: InstanceProcess | None = None
+    #: Deaths in a row before the instance was ready.
+    failures: int = 0
+    #: Not started again before this. Monotonic clock.
+    retry_at_s: float = 0.0
+    text: str = ""
+    #: Processes started in this slot.
+    starts: int = 0
+    #: Totals of the processes that are gone.
+    counters: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    loads: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """An instance that is gone."""
+
+    consumer: str
+    #: Take back the starts of what it ran: its end was our doing.
+    forgive: bool
+
+
+class Processes:
+    """Starts, watches and ends the instances of one worker."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        models: Sequence[str],
+        count: int,
+        threads: int,
+        silent_limit_s: float,
+        batch_timeout_s: float,
+        log_level: str,
+        on_death: Callable[[Death], None],
+    ) -> None:
+        self._node, self._models, self._threads = node, tuple(models), threads
+        self._silent_limit_s, self._batch_timeout_s = silent_limit_s, batch_timeout_s
+        self._log_level, self._on_death = log_level, on_death
+        self._slots = [Slot(number=number) for number in range(count)]
+        # Reentrant: a signal handler of the main thread may come in while the main thread holds
+        # it.
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        self._draining = False
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+
+    # -- the main thread's part
+
+    def start(self) -> None:
+        """Start every instance, then the watcher."""
+        self.start_missing()
+        self._watcher.start()
+
+    def start_missing(self) -> None:
+        """Start an instance in every empty slot whose time has come; main thread only."""
+        now_s = time.monotonic()
+        with self._lock:
+            for slot in self._slots:
+                if slot.process is None and slot.retry_at_s <= now_s and not self._draining:
+                    self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        slot.starts += 1
+        slot.process = process.start(
+            node=self._node,
+            slot=slot.number,
+            number=slot.starts,
+            models=self._models,
+            threads=self._threads,
+            log_level=self._log_level,
+        )
+        self._selector.register(slot.process.report_fd, selectors.EVENT_READ, slot)
+        logger.info("instance.started", extra={"slot": slot.number, "pid": slot.process.pid})
+
+    def drain(self) -> None:
+        """Let every instance finish what it runs and end; none is started after this."""
+        self._draining = True
+        for running in self.alive():
+            running.drain()
+
+    def kill(self) -> None:
+        """End every instance at once; their jobs go back, uncounted."""
+        self._draining = True
+        for running in self.alive():
+            running.kill(by_us=True)
+
+    def wait_gone(self, timeout_s: float) -> bool:
+        """Wait until no instance is left; False when ``timeout_s`` was not enough."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.alive():
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+    # -- what others may ask
+
+    def alive(self) -> list[InstanceProcess]:
+        """Return the instances whose end was not seen yet."""
+        with self._lock:
+            return [slot.process for slot in self._slots if slot.process is not None]
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return what is known of every slot, fit for JSON."""
+        with self._lock:
+            return [_report(slot) for slot in self._slots]
+
+    # -- the watcher
+
+    def _watch(self) -> None:
+        while True:
+            for key, _ in self._selector.select(_LOOK_EVERY_S):
+                try:
+                    self._hear(key.data)
+                except Exception:
+                    logger.exception("watcher.failed")
+            self._kill_hung(time.monotonic())
+
+    def _hear(self, slot: Slot) -> None:
+        with self._lock:
+            heard = slot.process
+            if heard is None or heard.read():
+                return
+            self._selector.unregister(heard.report_fd)
+            heard.kill(by_us=False)
+            status = heard.close()
+            slot.process = None
+            self._bury(slot, heard, status)
+        self._on_death(Death(consumer=heard.consumer, forgive=heard.ended_by_us))
+
+    def _bury(self, slot: Slot, dead: InstanceProcess, status: int) -> None:
+        """Keep the totals of ``dead`` and decide when its slot is filled again."""
+        for model, counters in dead.said.get("counters", {}).items():
+            slot.counters[model] = add_counters(slot.counters.get(model, {}), counters)
+        slot.loads += int(dead.said.get("loads", 0))
+        how = dead.killed_because or _how_it_ended(status)
+        if dead.was_ready or dead.ended_by_us:
+            slot.failures, slot.retry_at_s, slot.text = 0, 0.0, ""
+        else:
+            slot.failures += 1
+            gap_s = retry_gap_s(slot.failures)
+            slot.retry_at_s = time.monotonic() + gap_s
+            slot.text = f"{how} while its models were loaded; tried {slot.failures} times"
+        if not self._draining:
+            logger.warning(
+                "instance.died", extra={"slot": slot.number, "pid": dead.pid, "how": how}
+            )
+
+    def _kill_hung(self, now_s: float) -> None:
+        for running in self.alive():
+            because = why_hung(
+                running.said,
+                age_s=now_s - (running.said_at_s or running.began_s),
+                silent_limit_s=self._silent_limit_s,
+                batch_timeout_s=self._batch_timeout_s,
+            )
+            if because:
+                running.kill(by_us=False, because=because)
+
+
+def why_hung(
+    said: Mapping[str, Any], *, age_s: float, silent_limit_s: float, batch_timeout_s: float
+) -> str:
+    """Return why an instance must be killed, or nothing.
+
+    ``age_s`` is how long ago it ``said`` this. A load may take as long as it likes, as long as the
+    process reports; a batch may take ``batch_timeout_s``.
+    """
+    if said and age_s > silent_limit_s:
+        return f"it reported nothing for {age_s:.0f} s"
+    if said.get("state") in (None, "starting", "loading"):
+        return ""
+    if said["batch_s"] > batch_timeout_s:
+        return f"its batch ran for more than {batch_timeout_s:.0f} s"
+    if said["silent_s"] > silent_limit_s:
+        return f"its loop stood still for {said['silent_s']:.0f} s"
+    return ""
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def _report(slot: Slot) -> dict[str, Any]:
+    running = slot.process
+    said = dict(running.said) if running else {}
+    counters = dict(slot.counters)
+    for model, its in said.get("counters", {}).items():
+        counters[model] = add_counters(counters.get(model, {}), its)
+    state = running.state if running else ("broken" if slot.failures else "starting")
+    if running and slot.failures and not running.was_ready:
+        # It is being tried again: until it is ready, the reason of the last death is what people
+        # need.
+        state = "broken" if state == "starting" else state
+    return {
+        "slot": slot.number,
+        "pid": running.pid if running else None,
+        "state": state,
+        "text": said.get("text") or slot.text,
+        "for_s": said.get("for_s", 0.0),
+        "starts": slot.starts,
+        "loads": slot.loads + int(said.get("loads", 0)),
+        "running": int(said.get("running", 0)),
+        "models": said.get("models", {}),
+        "counters": counters,
+    }
+
+
+def pids(processes: Iterable[InstanceProcess]) -> list[int]:
+    """Return the process ids, in the order of their slots."""
+    return [running.pid for running in processes]

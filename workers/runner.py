@@ -1,0 +1,377 @@
+"""The model side of an instance: jobs in, one outcome for each job out.
+
+It knows nothing of Redis or Celery. A fault of one job ends that job alone: a refused batch
+is run in halves, then job by job; a batch that ran out of memory goes down the model's ladder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from producer.contract.errors import ConfigError, EngineFailed, FleetError, OutOfMemory
+from workers.batching.ladder import Rung, after_out_of_memory, first_rung
+from workers.batching.pieces import (
+    Batch,
+    Piece,
+    halves,
+    jobs_in,
+    rows_of,
+    rows_that_fit,
+    take,
+    whole_jobs,
+)
+from workers.batching.shapes import ShapeKey, groups, sizes_of
+from workers.batching.stacking import Array, join, split, stack
+from workers.ceilings import Ceilings
+from workers.engines.base import Engine, EngineRefused, one_line, open_engine
+from workers.models import ModelSpec, TensorSpec
+from workers.prepared import Prepared, prepare, shape_text
+from workers.probe import Batching, declared, probe, strictest
+
+__all__ = ["Counters", "ModelRunner", "Outcome", "Prepared"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one job ended: with outputs or with an error."""
+
+    outputs: Mapping[str, Array] | None = dataclasses.field(repr=False)
+    error: FleetError | None
+    #: The precision that answered; for a cut job the last one that the ladder led to.
+    precision: str
+    #: Rows in the run that answered; for a cut job the largest of its runs.
+    batch_size: int
+    #: Runs with rows of this job that ran out of memory.
+    out_of_memory: int
+    #: Time in the engine, of all runs with rows of this job.
+    compute_s: float
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Counters:
+    """What a runner has done since it was loaded."""
+
+    batches: int = 0
+    rows: int = 0
+    out_of_memory: int = 0
+    largest_batch: int = 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Progress:
+    """What is known so far about one job."""
+
+    precision: str
+    parts: dict[int, dict[str, Array]] = dataclasses.field(default_factory=dict)
+    error: FleetError | None = None
+    batch_size: int = 0
+    out_of_memory: int = 0
+    compute_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Jobs of one shape that are being answered together."""
+
+    jobs: Sequence[Prepared]
+    progress: Sequence[_Progress]
+
+    @property
+    def sizes(self) -> ShapeKey:
+        """Return what decides how much memory a row takes, the same for all jobs here."""
+        return sizes_of(self.jobs[0].shape_key)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """One run that failed, and what was to follow it."""
+
+    run: Batch
+    rest: Batch
+    rung: Rung
+    error: Exception
+
+
+class ModelRunner:
+    """All engines of one model, loaded and probed. ``run`` is called from one thread;
+    ``prepare`` may run beside it in another."""
+
+    def __init__(
+        self, spec: ModelSpec, engines: Mapping[str, Engine], batching: Batching, *, load_s: float
+    ) -> None:
+        self.spec = spec
+        self.counters = Counters()
+        self._engines = engines
+        self._batching = batching
+        self._load_s = load_s
+        main = engines[spec.precision]
+        self.runtime = main.runtime
+        self._inputs = _inputs(spec, main)
+        self._outputs = _outputs(spec, main)
+        self._axes_in = {tensor.name: tensor.batch_axis for tensor in self._inputs}
+        self._axes_out = {tensor.name: tensor.batch_axis for tensor in self._outputs}
+        self._steps = spec.steps
+        self._ceilings = Ceilings()
+
+    @classmethod
+    def load(cls, spec: ModelSpec, *, threads: int) -> ModelRunner:
+        """Open every engine of ``spec`` and run it.
+
+        ``ConfigError`` or ``EngineFailed`` says why that cannot be. The probe is the warm-up as
+        well: nothing larger is run before a job asks for it.
+        """
+        started = time.perf_counter()
+        engines: dict[str, Engine] = {}
+        try:
+            for precision in spec.engines:
+                engines[precision] = open_engine(spec, precision, threads=threads)
+            _check_alike(spec, engines)
+            found = [
+                probe(
+                    engine,
+                    spec,
+                    inputs=_inputs(spec, engine),
+                    outputs=_outputs(spec, engine),
+                    precision=precision,
+                )
+                for precision, engine in engines.items()
+            ]
+        except BaseException:
+            for engine in engines.values():
+                engine.close()
+            raise
+        load_s = time.perf_counter() - started
+        return cls(spec, engines, strictest(found), load_s=load_s)
+
+    @property
+    def max_rows(self) -> int:
+        """Return how many rows one run may hold, after the probe."""
+        return self._batching.max_rows
+
+    @property
+    def why(self) -> str:
+        """Return why that is less than the model's file asks for, or nothing."""
+        return self._batching.why
+
+    def describe(self) -> dict[str, Any]:
+        """Return what people want to know about the loaded model, safe for JSON."""
+        return {
+            "model": self.spec.name,
+            "runtime": self.runtime,
+            "precision": self.spec.precision,
+            "engines": {
+                precision: path.name if path else None
+                for precision, path in self.spec.engines.items()
+            },
+            "ladder": list(self.spec.ladder),
+            "max_rows": self.max_rows,
+            "max_batch_size": self.spec.max_batch_size,
+            "why": self.why,
+            "whole_jobs": self._batching.whole,
+            "memory_limit_bytes": self.spec.memory_limit_bytes,
+            "load_s": round(self._load_s, 3),
+            "inputs": {t.name: f"{t.dtype} {shape_text(t)}" for t in self._inputs},
+            "outputs": {t.name: f"{t.dtype} {shape_text(t)}" for t in self._outputs},
+        }
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def prepare(self, inputs: Mapping[str, object]) -> Prepared:
+        """Return one job's inputs as checked arrays; ``BadRequest`` says what is wrong."""
+        try:
+            return prepare(inputs, self._inputs, exact=self._batching.whole)
+        except MemoryError as error:
+            raise OutOfMemory(f"{self.spec.name}: the inputs do not fit in memory.") from error
+
+    def run(self, jobs: Sequence[Prepared]) -> list[Outcome]:
+        """Return the outcome of each job, in order, whatever happens to the others."""
+        progress = [_Progress(precision=self.spec.precision) for _ in jobs]
+        for group in groups(job.shape_key for job in jobs):
+            work = _Work(
+                jobs=[jobs[position] for position in group],
+                progress=[progress[position] for position in group],
+            )
+            rest = whole_jobs([self._units(job) for job in work.jobs])
+            limit = self._rows_that_fit(work.jobs[0])
+            while rest:
+                batch, rest = take(rest, limit)
+                self._answer(work, batch)
+        return [self._outcome(done) for done in progress]
+
+    def _units(self, job: Prepared) -> int:
+        """Return in how many parts a job may be cut."""
+        return 1 if self._batching.whole else job.rows
+
+    def _rows_that_fit(self, job: Prepared) -> int:
+        return rows_that_fit(
+            max_rows=self.max_rows,
+            max_bytes=self.spec.max_batch_bytes,
+            row_bytes=job.nbytes / self._units(job),
+        )
+
+    def _answer(self, work: _Work, batch: Batch) -> None:
+        """Answer every piece of ``batch``, or note why its job failed."""
+        before = self._ceilings.of(work.sizes)
+        # The last entry is next, so that the rows of a cut job are answered in their order.
+        todo: list[tuple[Batch, Rung]] = [(batch, self._first_rung(work, batch))]
+        while todo:
+            pieces, rung = todo.pop()
+            run, rest = take(_unfailed(work, pieces), rung.rows)
+            if not run:
+                continue
+            try:
+                self._run(work, run, rung.precision)
+            except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
+                attempt = _Attempt(
+                    run=run,
+                    rest=rest,
+                    rung=dataclasses.replace(rung, rows=rows_of(run)),
+                    error=error,
+                )
+                if isinstance(error, OutOfMemory | MemoryError):
+                    todo += self._after_out_of_memory(work, attempt, before)
+                else:
+                    todo += self._after_refusal(work, attempt)
+            else:
+                todo.append((rest, rung))
+
+    def _first_rung(self, work: _Work, batch: Batch) -> Rung:
+        return first_rung(
+            self._steps,
+            precision=self.spec.precision,
+            rows=rows_of(batch),
+            ceilings=self._ceilings.of(work.sizes),
+        )
+
+    def _after_out_of_memory(
+        self, work: _Work, failed: _Attempt, before: Mapping[str, int]
+    ) -> list[tuple[Batch, Rung]]:
+        """Return how to go on with the rows that are not answered yet.
+
+        ``before`` holds the ceilings that were known before this batch.
+        """
+        rung = failed.rung
+        self.counters.out_of_memory += 1
+        for job in jobs_in(failed.run):
+            work.progress[job].out_of_memory += 1
+        self._ceilings.lower(work.sizes, rung.precision, failed_rows=rung.rows)
+        lower = after_out_of_memory(self._steps, rung)
+        if lower is not None:
+            return [(failed.run + failed.rest, lower)]
+        # This job is too much for any rung, so what it did to larger batches says nothing
+        # about the size that fits the others.
+        self._ceilings.restore(work.sizes, before)
+        work.progress[failed.run[0].job].error = OutOfMemory(
+            f"{self.spec.name}: one row does not fit in memory in any precision, last tried "
+            f"{rung.precision}. {one_line(failed.error)}"
+        )
+        rest = _unfailed(work, failed.rest)
+        return [(rest, self._first_rung(work, rest))] if rest else []
+
+    def _after_refusal(self, work: _Work, failed: _Attempt) -> list[tuple[Batch, Rung]]:
+        """Return the two halves of a refused run; a job that was refused alone fails."""
+        rest = (failed.rest, failed.rung)
+        if len(jobs_in(failed.run)) > 1:
+            first, second = halves(failed.run)
+            return [rest, (second, failed.rung), (first, failed.rung)]
+        work.progress[failed.run[0].job].error = _error_of(failed.error)
+        return [rest]
+
+    def _run(self, work: _Work, run: Batch, precision: str) -> None:
+        """Run one batch once and note the answers."""
+        engine = self._engines[precision]
+        arrays = [job.arrays for job in work.jobs]
+        uncut = self._batching.whole or _is_one_whole_job(run, work.jobs)
+        feeds = dict(arrays[run[0].job]) if uncut else stack(arrays, run, self._axes_in)
+        if precision != self.spec.precision:
+            feeds = _as_dtypes(feeds, engine.inputs)
+        rows = sum(work.jobs[job].rows for job in jobs_in(run)) if uncut else rows_of(run)
+        started = time.perf_counter()
+        outputs = _as_dtypes(engine.run(feeds), self._outputs)
+        compute_s = time.perf_counter() - started
+        answers = [outputs] if uncut else split(outputs, run, self._axes_out)
+        self.counters.batches += 1
+        self.counters.rows += rows
+        self.counters.largest_batch = max(self.counters.largest_batch, rows)
+        for piece, answer in zip(run, answers, strict=True):
+            done = work.progress[piece.job]
+            done.parts[piece.start] = answer
+            done.batch_size = max(done.batch_size, rows)
+            if precision != self.spec.precision:
+                done.precision = precision
+        for job in jobs_in(run):
+            work.progress[job].compute_s += compute_s
+
+    def _outcome(self, done: _Progress) -> Outcome:
+        outputs, error = None, done.error
+        if error is None:
+            try:
+                outputs = join([done.parts[start] for start in sorted(done.parts)], self._axes_out)
+            except MemoryError:
+                error = OutOfMemory(f"{self.spec.name}: the joined answer does not fit in memory.")
+            except ValueError as problem:
+                error = EngineFailed(f"{self.spec.name}: the parts do not join: {problem}")
+        return Outcome(
+            outputs=outputs,
+            error=error,
+            precision=done.precision,
+            batch_size=done.batch_size,
+            out_of_memory=done.out_of_memory,
+            compute_s=done.compute_s,
+        )
+
+
+def _inputs(spec: ModelSpec, engine: Engine) -> tuple[TensorSpec, ...]:
+    return declared(engine.inputs, spec.batch_axes_in, side="input", model=spec.name)
+
+
+def _outputs(spec: ModelSpec, engine: Engine) -> tuple[TensorSpec, ...]:
+    return declared(engine.outputs, spec.batch_axes_out, side="output", model=spec.name)
+
+
+def _check_alike(spec: ModelSpec, engines: Mapping[str, Engine]) -> None:
+    """Refuse engines that cannot stand in for each other."""
+    main = engines[spec.precision]
+    for precision, engine in engines.items():
+        for side in ("inputs", "outputs"):
+            wanted = sorted(tensor.name for tensor in getattr(main, side))
+            found = sorted(tensor.name for tensor in getattr(engine, side))
+            if wanted != found:
+                raise ConfigError(
+                    f"{spec.name}: {side} of {precision} are {found}, those of {spec.precision} "
+                    f"are {wanted}; both must be the same model."
+                )
+
+
+def _unfailed(work: _Work, pieces: Batch) -> Batch:
+    """Return the pieces whose jobs can still be answered."""
+    return tuple(piece for piece in pieces if work.progress[piece.job].error is None)
+
+
+def _is_one_whole_job(run: Sequence[Piece], jobs: Sequence[Prepared]) -> bool:
+    return len(run) == 1 and run[0].rows == jobs[run[0].job].rows
+
+
+def _as_dtypes(arrays: Mapping[str, Array], tensors: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Return the arrays named by ``tensors`` in their dtypes; a twin may differ in them."""
+    missing = [tensor.name for tensor in tensors if tensor.name not in arrays]
+    if missing:
+        raise EngineFailed(f"the engine gave no {missing[0]!r}.")
+    return {
+        tensor.name: np.asarray(arrays[tensor.name]).astype(tensor.dtype, copy=False)
+        for tensor in tensors
+    }
+
+
+def _error_of(error: Exception) -> FleetError:
+    """Return the error of a job whose run failed when it was alone."""
+    if isinstance(error, EngineRefused):
+        return error.as_error()
+    return error if isinstance(error, FleetError) else EngineFailed(one_line(error))

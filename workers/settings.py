@@ -1,0 +1,213 @@
+"""What one worker is told: configs/fleet.toml and FLEET_* are read here, once, and checked.
+
+Where the broker is belongs to `producer.contract.settings`; what a model needs belongs to its
+own model.toml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from producer.contract.errors import ConfigError
+from workers.tables import Table
+
+#: The configs/ of the clone that this file lies in.
+DEFAULT_CONFIG_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
+
+_FILE: Final = "fleet.toml"
+_ENV_PREFIX: Final = "FLEET_"
+
+#: Variables of the same prefix that are read elsewhere, so that none is taken for a slip.
+_READ_ELSEWHERE: Final = frozenset(
+    {
+        "FLEET_BROKER_URL",
+        "FLEET_RESULT_URL",
+        "FLEET_CONFIG",
+        "FLEET_CACHE",
+        "FLEET_PREFIX",
+        "FLEET_MAX_BODY_BYTES",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The settings of one worker; see configs/fleet.toml for what each is for."""
+
+    #: Holds fleet.toml and models/.
+    config_dir: Path = DEFAULT_CONFIG_DIR
+    #: The models to serve; empty means every folder of models/.
+    models: tuple[str, ...] = ()
+    #: Instance processes; 0 means one for every `threads` cores this process may use.
+    instances: int = 0
+    #: Cores, and threads of the runtime, of one CPU instance.
+    threads: int = 1
+    #: A claim that nobody renewed for so long may be taken over.
+    claim_ttl_s: float = 15.0
+    #: A worker that did not renew its hold on an instance for so long has lost it.
+    lease_ttl_s: float = 15.0
+    #: How long a drain may take before running batches are ended and given back; 0: at once.
+    grace_s: float = 20.0
+    #: A batch that runs longer is taken for hung, and its process is ended.
+    batch_timeout_s: float = 300.0
+    #: Starts a job gets before it becomes a dead letter.
+    max_attempts: int = 3
+    #: How long an outcome waits for its reader.
+    result_ttl_s: float = 3600.0
+    #: How long a job id stays taken after its reader deleted the outcome.
+    fence_ttl_s: float = 60.0
+    #: Memory an instance may use for one runtime; overrides every model's own. None: theirs.
+    memory_limit_bytes: int | None = None
+    #: The first piece the runtime takes; overrides every model's own. None: theirs.
+    memory_first_chunk_bytes: int | None = None
+    #: Whether Celery's events are sent, which Flower shows.
+    events: bool = True
+
+    def __post_init__(self) -> None:
+        if text := next(_contradictions(self), None):
+            raise ConfigError(text)
+
+    @classmethod
+    def load(
+        cls, config_dir: Path | None = None, environ: Mapping[str, str] | None = None
+    ) -> WorkerSettings:
+        """Read the file, then the environment, which wins; ConfigError names what is wrong."""
+        environ = os.environ if environ is None else environ
+        folder = _config_dir(config_dir, environ)
+        values = _from_file(folder / _FILE) | _from_environ(environ)
+        return cls(config_dir=folder, **values)
+
+
+def _config_dir(config_dir: Path | None, environ: Mapping[str, str]) -> Path:
+    if config_dir is None and not environ.get("FLEET_CONFIG"):
+        return DEFAULT_CONFIG_DIR
+    folder = config_dir or Path(environ["FLEET_CONFIG"])
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is not a folder; FLEET_CONFIG names the one that holds {_FILE} and models/."
+        )
+    return folder.resolve()
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    table = Table.read(path)
+    values = {key: ask(table, key) for key, ask in _ASK.items() if key in table}
+    # Ask for the rest too, so that a slip is compared with every key there is.
+    for key in _ASK:
+        table.raw(key)
+    table.finish()
+    return values
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    names = {_ENV_PREFIX + key.upper(): key for key in _ASK}
+    for name in environ:
+        _refuse_slip(name, names)
+    given = {name: environ[name].strip() for name in names if environ.get(name, "").strip()}
+    table = Table("environment", {name: _toml_value(text) for name, text in given.items()})
+    return {names[name]: _ASK[names[name]](table, name) for name in given}
+
+
+def _toml_value(text: str) -> object:
+    """Return what the file would hold for ``text``; words that TOML would quote stay text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _refuse_slip(name: str, names: Mapping[str, str]) -> None:
+    """Refuse a variable that is nearly one of ours.
+
+    Others are left alone: Kubernetes alone sets a dozen FLEET_* for a service called "fleet".
+    """
+    if not name.startswith(_ENV_PREFIX) or name in names or name in _READ_ELSEWHERE:
+        return
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    if near:
+        raise ConfigError(f"There is no setting {name}; did you mean {near[0]}?")
+
+
+def _seconds(table: Table, key: str) -> float:
+    return table.number(key, 0.0)
+
+
+def _at_least_one(table: Table, key: str) -> int:
+    return table.whole(key, 1, least=1)
+
+
+def _switch(table: Table, key: str) -> bool:
+    value = table.raw(key)
+    if isinstance(value, bool):
+        return value
+    raise table.error(key, f"must be true or false, not {value!r}.")
+
+
+def _names(table: Table, key: str) -> tuple[str, ...]:
+    value = table.raw(key)
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return table.texts(key, ())
+
+
+#: Every setting, and how it is read from a table.
+_ASK: Final[Mapping[str, Callable[[Table, str], Any]]] = {
+    "models": _names,
+    "instances": lambda table, key: table.whole(key, 0),
+    "threads": _at_least_one,
+    "claim_ttl_s": _seconds,
+    "lease_ttl_s": _seconds,
+    "grace_s": _seconds,
+    "batch_timeout_s": _seconds,
+    "max_attempts": _at_least_one,
+    "result_ttl_s": _seconds,
+    "fence_ttl_s": _seconds,
+    "memory_limit_bytes": _at_least_one,
+    "memory_first_chunk_bytes": _at_least_one,
+    "events": _switch,
+}
+
+
+def _contradictions(settings: WorkerSettings) -> Iterator[str]:
+    """Yield what cannot work together, each with the harm it would do."""
+    if settings.claim_ttl_s < 3:
+        yield (
+            f"claim_ttl_s = {settings.claim_ttl_s:g} is below 3: a claim is renewed several times "
+            "in that time, and one late renewal would have its job run twice."
+        )
+    if settings.lease_ttl_s < 3:
+        yield (
+            f"lease_ttl_s = {settings.lease_ttl_s:g} is below 3: one late renewal would give the "
+            "instance to another worker while this one still runs on it."
+        )
+    if settings.batch_timeout_s < 1:
+        yield (
+            f"batch_timeout_s = {settings.batch_timeout_s:g} is below 1: processes that only run a "
+            "large batch would be ended as hung, and their jobs would become dead letters."
+        )
+    if settings.fence_ttl_s < 4 * settings.claim_ttl_s:
+        yield (
+            f"fence_ttl_s = {settings.fence_ttl_s:g} is below 4 * claim_ttl_s "
+            f"({4 * settings.claim_ttl_s:g}): a claim could outlive the fence of its own job, and "
+            "a job that was answered and read would run again."
+        )
+    if settings.result_ttl_s < settings.fence_ttl_s:
+        yield (
+            f"result_ttl_s = {settings.result_ttl_s:g} is below fence_ttl_s "
+            f"({settings.fence_ttl_s:g}): an outcome that nobody read would be forgotten before "
+            "one that was, and its job could run twice."
+        )
+    limit, first = settings.memory_limit_bytes, settings.memory_first_chunk_bytes
+    if limit is not None and first is not None and first > limit:
+        yield (
+            f"memory_first_chunk_bytes = {first} is above memory_limit_bytes ({limit}): no model "
+            "could be loaded."
+        )

@@ -1,0 +1,1 @@
+"""What a worker tells the outside: events, status, logs."""

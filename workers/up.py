@@ -1,0 +1,98 @@
+"""`fleet up`: a broker, a worker and Flower on this machine, until a signal ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+
+import click
+
+from producer.contract.errors import ConfigError
+from producer.contract.local_broker import NOTE, noted
+from producer.contract.settings import redacted
+from workers import children, local
+from workers.settings import WorkerSettings
+
+_LOOK_EVERY_S = 0.2
+
+
+def up(*, with_flower: bool, log_level: str) -> None:
+    """Run until Ctrl-C, SIGTERM or the end of the terminal; then stop the worker, then the rest."""
+    with contextlib.ExitStack() as stack, children.ended_by_signals():
+        try:
+            _run(stack, with_flower=with_flower, log_level=log_level)
+        except children.Ended:
+            _say("Stopping: what runs is finished first.")
+        finally:
+            stack.close()
+    _say("Stopped.")
+
+
+def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> None:
+    settings = WorkerSettings.load()
+    broker = stack.enter_context(local.broker(settings, os.environ))
+    _note(stack, broker.settings.broker_url)
+    # Flower first, so that it hears the worker's first events and ends after it.
+    address = stack.enter_context(local.flower(broker, settings.config_dir)) if with_flower else ""
+    worker = stack.enter_context(
+        local.worker(broker, grace_s=settings.grace_s, log_level=log_level)
+    )
+    # Engines of any size: how long they may take to load is not for us to say.
+    words = local.wait_until_ready(broker, worker, tell=_Steps().tell, within_s=math.inf)
+    _introduce(broker, words, address)
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        _alive(broker, worker)
+
+
+def _alive(broker: local.Broker, worker: local.Worker) -> None:
+    if (code := worker.process.poll()) is not None:
+        raise ConfigError(f"The worker ended with exit code {code}.")
+    if broker.process and (code := broker.process.poll()) is not None:
+        # There is nothing to give back to. The second signal, when all is stopped, is immediate.
+        worker.process.terminate()
+        raise ConfigError(f"The embedded server ended with exit code {code}.")
+
+
+def _note(stack: contextlib.ExitStack, url: str) -> None:
+    try:
+        stack.enter_context(noted(url))
+    except OSError as error:
+        _say(f"{NOTE} cannot be written ({error.strerror}): set FLEET_BROKER_URL={url} yourself.")
+
+
+class _Steps:
+    """Says each state of the instances once."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def tell(self, states: str) -> None:
+        if states != self._said:
+            self._said = states
+            _say(f"instances: {states}")
+
+
+def _introduce(broker: local.Broker, words: local.Words, address: str) -> None:
+    url = broker.settings.broker_url
+    # The embedded server's password is of this run, and a second terminal may need it.
+    _say(f"\nbroker   {url if broker.process else redacted(url)}")
+    _say(f"worker   {words['node']}: {', '.join(words['models'])}")
+    if address:
+        _say(f"Flower   {address}")
+    if "digits" in words["models"]:
+        _say(
+            "\nIn a Python prompt in this folder:\n\n"
+            "  import numpy; from producer.tasks import infer\n"
+            '  x = numpy.zeros((1, 1, 8, 8), "float32")\n'
+            '  infer.delay("digits", {"image": x}).get(timeout=10)\n'
+        )
+    _say("`fleet status` shows what it does. Ctrl-C stops everything.")
+
+
+def _say(text: str) -> None:
+    # With its terminal gone a command can still end in order; it only cannot say so.
+    with contextlib.suppress(OSError):
+        click.echo(text)
