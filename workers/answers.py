@@ -101,7 +101,10 @@ class Answers:
         job = answer.job
         request = self._request(answer)
         if isinstance(answer.error, Expired | Cancelled):
-            self._backend.mark_as_revoked(job.job_id, str(answer.error), request=request)
+            # Celery's `mark_as_revoked`, with our error in place of its own.
+            self._backend.store_result(job.job_id, answer.error, answer.state, request=request)
+            if request.chord:
+                self._backend.on_chord_part_return(request, answer.state, answer.error)
             return True
         if self._task.__trace__ is None:
             self._task.__trace__ = build_tracer(INFER_TASK, self._task, app=self._app)

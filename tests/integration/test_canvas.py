@@ -89,8 +89,8 @@ def test_a_chain_ends_where_a_job_fails(own: Celery, infer: Infer, broker: redis
     result = steps.apply_async()
 
     with pytest.raises(BadRequest):
-        result.parent.get(timeout=15)
-    assert result.state == "PENDING"
+        result.get(timeout=15)
+    assert result.parent.state == "FAILURE"
     assert runs(broker, "total") == []
 
 

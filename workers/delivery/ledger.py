@@ -227,8 +227,9 @@ class Ledger:
         """Return for each entry whether the consumer still holds it."""
         pipe = client.pipeline(transaction=False)
         for entry in entries:
-            pipe.execute_command(
-                *("XPENDING", entry.stream, GROUP, entry.entry_id, entry.entry_id, 1, self.consumer)
+            pipe.xpending_range(
+                *(entry.stream, GROUP, entry.entry_id, entry.entry_id, 1),
+                consumername=self.consumer,
             )
         return [bool(answer) for answer in pipe.execute()]
 
