@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ import redis
 from benchmarks import processes, report, sides, workload
 from benchmarks.sides import Side
 from benchmarks.workload import Workload
+from workers import children
 from workers.embedded import Server, embedded_server
 
 #: Events of the last jobs and the like are sent after the last answer; they belong to the run.
@@ -47,8 +49,22 @@ class Run:
     others_cores: float
 
 
-def main() -> None:
+def main() -> int:
     options = _options()
+    try:
+        with children.ended_by_signals():
+            facts, runs = _measured(options)
+    except children.Ended as ended:
+        return 128 + ended.signum
+    if options.json:
+        print(json.dumps({**facts, "runs": [dataclasses.asdict(run) for run in runs]}))
+    else:
+        report.print_tables(runs)
+    return 0
+
+
+def _measured(options: argparse.Namespace) -> tuple[dict[str, Any], list[Run]]:
+    """Start everything, take turns, and leave nothing behind."""
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
         folder = Path(name)
         load = workload.make(folder, jobs=options.jobs)
@@ -56,11 +72,7 @@ def main() -> None:
             facts = _facts(server, options.jobs, options.rounds)
             if not options.json:
                 report.print_head(facts)
-            runs = _rounds(running, load, server, options.rounds)
-    if options.json:
-        print(json.dumps({**facts, "runs": [dataclasses.asdict(run) for run in runs]}))
-    else:
-        report.print_tables(runs)
+            return facts, _rounds(running, load, server, options.rounds)
 
 
 def _options() -> argparse.Namespace:
@@ -167,4 +179,4 @@ def _facts(server: Server, jobs: int, rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -112,7 +112,10 @@ class Infer(Task):
         options.update(priority=job.priority_number, argsrepr=argsrepr_of(job.call))
         options.update(task_id=job.id, shadow=job.shadow, kwargsrepr="{}")
         try:
-            with self.fleet.producer_or_acquire(options.pop("producer", None)) as producer:
+            # A group hands over its app's producer, and that app's broker may know no streams.
+            given = options.pop("producer", None)
+            own = given if self.fleet_app is None else None
+            with self.fleet.producer_or_acquire(own) as producer:
                 return super().apply_async(job.args, job.kwargs, producer=producer, **options)
         except EncodeError as error:
             # kombu wraps what our own serializer raised.
@@ -225,13 +228,25 @@ def _run(self: Infer, *args: Any, **kwargs: Any) -> Any:
 
 
 class _BackendOf:
-    """The task attribute ``backend`` of an app that has another backend than the fleet."""
+    """The task attribute ``backend`` of an app that is not the fleet's own.
+
+    The app's backend where it reads the fleet's results too: a group can be waited for only if its
+    members have the backend of the group.
+    """
 
     def __init__(self, fleet: FleetApp) -> None:
         self._fleet = fleet
 
-    def __get__(self, task: object, owner: type) -> FleetBackend:
-        return cast(FleetBackend, self._fleet.backend)
+    def __get__(self, task: Task | None, owner: type) -> FleetBackend:
+        ours = cast(FleetBackend, self._fleet.backend)
+        own = task._get_app().backend if task is not None else None
+        if isinstance(own, FleetBackend) and _place(own) == _place(ours):
+            return own
+        return ours
+
+
+def _place(backend: FleetBackend) -> list[Any]:
+    return [backend.connparams.get(name) for name in ("host", "port", "path", "db")]
 
 
 def _accept(app: Celery) -> None:

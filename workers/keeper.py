@@ -104,11 +104,12 @@ class Keeper(threading.Thread):
         }
 
     def prepare(self) -> None:
-        """Create the groups and name the models, before the first instance starts; raises what
-        Redis says.
+        """Create the groups and name the models, before the first instance starts.
+
+        Raises what Redis says of the groups; a full server keeps us from no more than the status.
         """
         delivery.ensure_groups(self._client, self._keys, self._queues)
-        self._publish()
+        self._guard(self._publish)
 
     def died(self, death: Death) -> None:
         """Free what a dead instance held; called from the watcher."""

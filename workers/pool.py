@@ -46,8 +46,6 @@ class InstancePool(BasePool):
         self._began_unix_s = time.time()
         self._drain_deadline_s: float | None = None
         slots = cpu.slots(threads=self.settings.threads, wanted=self.settings.instances)
-        if limit is not None and limit > slots and self.app.conf.worker_concurrency == limit:
-            logger.warning("pool.fewer_instances", extra={"asked": limit, "instances": slots})
         self.limit = min(limit or slots, slots)
         self.processes = Processes(
             node=self.node,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from celery import states
 from celery.backends import redis as celery_redis
+from kombu.serialization import dumps, loads
 
 from producer.contract import errors, wire
 from producer.contract.settings import (
@@ -37,7 +38,11 @@ class ResultConsumer(celery_redis.ResultConsumer):
     def on_wait_for_pending(self, result: Any, **kwargs: Any) -> None:
         """Read the keys of ``result`` once and hand on what is ready."""
         for meta in result._iter_meta(**kwargs):
-            if meta is not None and meta["status"] in states.READY_STATES:
+            if meta is None or meta["status"] not in states.READY_STATES:
+                continue
+            # Reading a single result has settled it. Handing its meta on as well would keep a copy
+            # for a waiter that never comes, and pause for a thread switch (Celery 5.7).
+            if hasattr(result, "results") or self.on_message is not None:
                 self.on_state_change(meta, None)
 
     def drain_events_until(
@@ -79,6 +84,14 @@ class ResultConsumer(celery_redis.ResultConsumer):
         )
 
 
+def _is_error(data: Any) -> bool:
+    """Return whether ``data`` is a result, or a chord's part of one, that says what went wrong."""
+    state = data.get("status") if isinstance(data, dict) else None
+    if isinstance(data, list) and len(data) == 4:
+        state = data[2]
+    return isinstance(state, str) and state in states.EXCEPTION_STATES
+
+
 def _ids_of(result: Any) -> list[str]:
     """Return the ids that are still awaited, of a result or of the members of a group."""
     members = getattr(result, "results", None)
@@ -101,6 +114,17 @@ class FleetBackend(celery_redis.RedisBackend):
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Do nothing: Celery's own would subscribe to every job that is sent."""
+
+    def _encode(self, data: Any) -> Any:
+        # What an error ends is often another app's: the next step of its chain, the body of its
+        # chord. JSON is what that app's own backend reads.
+        return dumps(data, serializer="json" if _is_error(data) else self.serializer)
+
+    def decode(self, payload: Any) -> Any:
+        """Unpack a result: of ours, or in the JSON that errors and other apps' results have."""
+        if payload and payload[:1] in (b"{", b"[", "{", "["):
+            return loads(payload, content_type="application/json", content_encoding="utf-8")
+        return super().decode(payload)
 
     def _set(self, key: Any, value: Any, expires: int | None = None) -> None:
         # A plain pipeline, where Celery's own has MULTI: a full Redis may refuse that.

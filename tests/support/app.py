@@ -15,6 +15,7 @@ from typing import Any, Final
 import redis
 from celery import Celery
 
+from producer.contract.results import BACKEND
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
 from tests.support.servers import TestServer
@@ -25,9 +26,13 @@ from tests.support.worker import ROOT
 BROKER: Final = "TEST_APP_BROKER_URL"
 
 
-def make_own_app(url: str) -> tuple[Celery, Infer]:
-    """Return an app on stock ``redis://`` lists, with `infer` registered on it."""
-    own = Celery("own", broker=url, backend=url)
+def make_own_app(url: str, *, backend: str = f"{BACKEND}+") -> tuple[Celery, Infer]:
+    """Return an app on stock ``redis://`` lists, with `infer` registered on it.
+
+    ``backend`` goes before the result URL; an app that joins jobs in groups and chords must read
+    arrays.
+    """
+    own = Celery("own", broker=url, backend=f"{backend}{url}")
     own.conf.broker_connection_retry_on_startup = True
     infer = register(own, Settings(broker_url=url))
 

@@ -1,0 +1,184 @@
+"""Celery's events of a worker, taken by Celery's own receiver: what Flower is fed with."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.events.state import State
+
+from producer.contract.app import make_app
+from producer.contract.settings import Settings
+from producer.tasks import Infer, register
+from tests.support.engines import Do, row
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
+
+pytestmark = pytest.mark.redis
+
+MODEL = "scripted"
+NODE = "events@test"
+#: A value that no shape, id or time has; it must appear in no event.
+SECRET = 7.4321
+
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def worker(server: TestServer) -> Iterator[Worker]:
+    with server.client() as client:
+        client.flushall()
+    options = {"out_of_memory_above": {"fp32": 4}}
+    with (
+        config_folder({MODEL: {**SCRIPTED, "options": options}}) as config,
+        running_worker(
+            server, config, "--heartbeat-interval", "1", node="events", wait=False
+        ) as running,
+    ):
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def app(worker: Worker, server: TestServer) -> Celery:
+    return make_app(Settings(broker_url=server.url))
+
+
+@pytest.fixture(autouse=True)
+def nobodys_list_is_emptied(server: TestServer) -> Iterator[None]:
+    yield
+    with server.client() as client:
+        client.delete("celery")
+
+
+@pytest.fixture(scope="module")
+def infer(app: Celery) -> Infer:
+    return register(app)
+
+
+class Listener:
+    """Celery's receiver in a thread, as `celery events` and Flower run it."""
+
+    def __init__(self, app: Celery) -> None:
+        self.events: list[Event] = []
+        self._app, self._ready, self._end = app, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join(10)
+
+    def of(self, *job_ids: str) -> list[Event]:
+        return [event for event in self.events if event.get("uuid") in job_ids]
+
+    def _listen(self) -> None:
+        with self._app.connection_for_read() as connection:
+            receiver = self._app.events.Receiver(connection, handlers={"*": self.events.append})
+            with receiver.consumer_context() as (own, _, _):
+                self._ready.set()
+                while not self._end.is_set():
+                    try:
+                        own.drain_events(timeout=0.2)
+                    except TimeoutError:
+                        continue
+
+
+@pytest.fixture
+def listener(app: Celery) -> Iterator[Listener]:
+    listening = Listener(app)
+    yield listening
+    listening.stop()
+
+
+def kinds(events: list[Event]) -> dict[str, list[str]]:
+    """Return the kinds of events of each job, in their order."""
+    found: dict[str, list[str]] = collections.defaultdict(list)
+    for event in sorted(events, key=lambda event: event["clock"]):
+        found[event["uuid"]].append(event["type"].removeprefix("task-"))
+    return dict(found)
+
+
+def test_every_job_of_a_batch_is_told_from_its_start_to_its_end(
+    infer: Infer, listener: Listener
+) -> None:
+    before = infer.delay(MODEL, {"x": row(Do.SLEEP, 0.3)})
+    good = [infer.delay(MODEL, {"x": row(argument=SECRET)}) for _ in range(3)]
+    wrong = infer.delay(MODEL, {"wrong": row(argument=SECRET)})
+    late = infer.apply_async((MODEL, {"x": row()}), expires=1e-6)
+    linked = infer.apply_async(
+        (MODEL, {"x": row(argument=SECRET)}), link=infer.app.signature("own.nobody")
+    )
+    jobs = [before, *good, wrong, late, linked]
+    ends = {"succeeded", "failed", "revoked"}
+    told = [job.id for job in jobs]
+
+    wait_until(
+        lambda: sum(e["type"][5:] in ends for e in listener.of(*told)) == len(jobs),
+        what="an end of every job",
+    )
+
+    expected = {
+        **dict.fromkeys((job.id for job in (before, *good, linked)), "succeeded"),
+        wrong.id: "failed",
+        late.id: "revoked",
+    }
+    for job_id, seen in kinds(listener.of(*told)).items():
+        assert seen[0] == "received"
+        assert seen[-1] == expected[job_id]
+        assert len(seen) == len(set(seen))
+        if expected[job_id] == "succeeded":
+            assert "started" in seen
+    assert all(event["hostname"] == NODE for event in listener.of(*told))
+    assert str(SECRET) not in repr(listener.events)
+
+
+def test_monitors_see_models_and_states(infer: Infer, listener: Listener) -> None:
+    job = infer.delay(MODEL, {"x": row()})
+    wait_until(lambda: len(listener.of(job.id)) == 3, what="three events")
+    state = State()
+
+    for event in listener.events:
+        state.event(event)
+
+    task = state.tasks[job.id]
+    assert (task.name, task.state) == ("fleet.infer.scripted", "SUCCESS")
+    assert task.worker.hostname == NODE
+    assert task.args == "('scripted', {x: float32[1, 3]})"
+    assert task.runtime is not None
+
+
+def test_an_answer_after_a_lack_of_memory_is_told_as_a_retry(
+    infer: Infer, listener: Listener
+) -> None:
+    job = infer.delay(MODEL, {"x": row().repeat(8, axis=0)})
+
+    wait_until(lambda: len(listener.of(job.id)) == 4, what="four events")
+
+    assert kinds(listener.of(job.id))[job.id] == ["received", "started", "retried", "succeeded"]
+    (retried,) = (event for event in listener.of(job.id) if event["type"] == "task-retried")
+    assert "OutOfMemory" in retried["exception"]
+
+
+def test_heartbeats_count_what_runs_and_what_was_done(
+    infer: Infer, worker: Worker, listener: Listener
+) -> None:
+    def beat() -> Event:
+        beats = [event for event in listener.events if event["type"] == "worker-heartbeat"]
+        return beats[-1] if beats else {"active": 0, "processed": 0}
+
+    job = infer.delay(MODEL, {"x": row(Do.SLEEP, 2.5)})
+
+    wait_until(lambda: beat()["active"] == 1, what="a heartbeat with a running job")
+    job.get(timeout=10)
+    done = wait_until(lambda: worker.counters(MODEL).get("jobs"), what="the totals")
+    wait_until(
+        lambda: beat()["active"] == 0 and beat()["processed"] >= done,
+        what="a heartbeat with the jobs that were done",
+    )

@@ -1,0 +1,170 @@
+"""How a worker is started: what it refuses, in one line and with an exit code, and what it obeys."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from producer.client import Client
+from producer.contract.settings import Settings
+from tests.support.engines import row
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from tests.support.worker import ROOT, SCRIPTED, config_folder, running_worker, write_model
+
+pytestmark = pytest.mark.redis
+
+CELERY: Final = (sys.executable, "-m", "celery", "-A", "workers.app", "worker")
+FLEET: Final = (sys.executable, "-m", "producer.cli", "worker")
+NOWHERE: Final = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def config() -> Iterator[Path]:
+    models = {name: {**SCRIPTED, "options": {}} for name in ("first", "second")}
+    with config_folder(models) as folder:
+        yield folder
+
+
+def refusal(
+    command: tuple[str, ...], *options: str, server: TestServer, config: Path, url: str = ""
+) -> str:
+    """Start a worker that must not start; return its one line on standard error."""
+    environ = {
+        **os.environ,
+        "FLEET_BROKER_URL": url or server.url,
+        "FLEET_CONFIG": str(config),
+        "PYTHONPATH": str(ROOT),
+    }
+    began_s = time.monotonic()
+    ran = subprocess.run(
+        [*command, *options], env=environ, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert time.monotonic() - began_s < 5
+    assert ran.returncode not in (0, None)
+    assert ran.stdout == ""
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("fleet: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-P", "solo"], "solo pool"),
+        (["-P", "threads"], "thread pool"),
+        (["-P", "processes"], "prefork means ours"),
+        (["--time-limit", "5"], "batch_timeout_s"),
+        (["--soft-time-limit", "5"], "batch_timeout_s"),
+        (["--max-tasks-per-child", "5"], "--max-tasks-per-child"),
+        (["--max-memory-per-child", "5"], "memory_limit_bytes"),
+        (["--prefetch-multiplier", "1"], "--prefetch-multiplier"),
+        (["--disable-prefetch"], "--disable-prefetch"),
+        (["--autoscale", "3,1"], "-c"),
+        (["--pool-start-method", "spawn"], "--pool-start-method"),
+        (["-X", "fleet.first"], "-Q"),
+        (["--purge"], "--purge"),
+        (["-B"], "celery beat"),
+        (["-Q", "celery"], "fleet.<model>"),
+        (["-Q", "fleet.first,celery"], "fleet.<model>"),
+        (["-Q", "fleet.nosuch"], "'nosuch'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_means_nothing_here_is_refused_in_one_line(
+    server: TestServer, config: Path, options: list[str], says: str
+) -> None:
+    assert says in refusal(CELERY, *options, server=server, config=config)
+
+
+@pytest.mark.parametrize("command", [CELERY, FLEET], ids=["celery", "fleet"])
+class TestAMistakeIsOneLine:
+    def test_no_server(self, command: tuple[str, ...], server: TestServer, config: Path) -> None:
+        line = refusal(command, server=server, config=config, url=NOWHERE)
+
+        assert "no Redis at redis://127.0.0.1:1/0" in line
+        assert "FLEET_BROKER_URL" in line
+
+    def test_a_wrong_password(
+        self, command: tuple[str, ...], server: TestServer, config: Path
+    ) -> None:
+        url = server.url.replace("redis://", "redis://:a-secret@")
+
+        line = refusal(command, server=server, config=config, url=url)
+
+        assert "password" in line
+        assert "a-secret" not in line
+
+    def test_a_model_file_that_is_not_there(
+        self, command: tuple[str, ...], server: TestServer, config: Path
+    ) -> None:
+        write_model(config, "digits", {"engines": {"fp32": "gone.onnx"}})
+
+        assert "gone.onnx" in refusal(command, server=server, config=config)
+
+    def test_a_model_file_that_is_broken(
+        self, command: tuple[str, ...], server: TestServer, config: Path
+    ) -> None:
+        write_model(config, "digits", {"engines": {"fp32": "broken.onnx"}})
+        (config / "models" / "digits" / "broken.onnx").write_bytes(b"not a model")
+
+        assert "broken.onnx" in refusal(command, server=server, config=config)
+
+    def test_a_key_that_is_misspelt(
+        self, command: tuple[str, ...], server: TestServer, config: Path
+    ) -> None:
+        (config / "fleet.toml").write_text("grace = 5\n")
+
+        line = refusal(command, server=server, config=config)
+
+        assert "fleet.toml" in line
+        assert "grace_s" in line
+
+    def test_a_file_that_is_not_toml(
+        self, command: tuple[str, ...], server: TestServer, config: Path
+    ) -> None:
+        (config / "models" / "first" / "model.toml").write_text("runtime = \n")
+
+        assert "model.toml" in refusal(command, server=server, config=config)
+
+
+def test_prefork_means_ours_and_a_queue_limits_what_is_served(
+    server: TestServer, config: Path
+) -> None:
+    client = Client(Settings(broker_url=server.url))
+    with server.client() as broker:
+        broker.flushall()
+
+    with running_worker(
+        server, config, "-P", "prefork", "-Q", "fleet.first", node="only-first"
+    ) as worker:
+        other = client.submit("first", {"x": row()})
+
+        assert other.reply(10).outputs["y"].shape == (1, 3)
+        assert worker.status()["models"] == ["first"]
+        with server.client() as broker:
+            assert broker.zrange("fleet:models", 0, -1) == [b"first"]
+        assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(("asked", "there", "runs"), [(9, 2, 2), (1, 2, 1)])
+def test_concurrency_is_an_upper_bound_of_the_instances(
+    server: TestServer, config: Path, asked: int, there: int, runs: int
+) -> None:
+    with running_worker(
+        server, config, "-c", str(asked), node=f"c{asked}", instances=there, wait=False
+    ) as worker:
+        wait_until(lambda: len(worker.instances()) == runs, what=f"{runs} instances")
+
+        said = [line for line in worker.log().splitlines() if line.startswith("fleet: ")]
+        assert len(said) == (asked > there)
+        assert all(f"-c {asked}" in line and str(there) in line for line in said)
+        assert f"concurrency: {runs} " in worker.log()
