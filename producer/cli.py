@@ -23,6 +23,7 @@ from producer.contract.settings import Settings
 #: The worker side's commands, with what each is for; shown even where they are not installed.
 _WORKER_COMMANDS: Final[Mapping[str, str]] = {
     "demo": "Answer 540 real digits on this machine, and again with too little memory.",
+    "health": "Ask the worker on this host whether it works.",
     "up": "Run a server and a worker on this machine until Ctrl-C.",
     "worker": "Run one worker: celery -A workers.app worker.",
 }

@@ -208,7 +208,9 @@ def register(app: Celery, settings: Settings | None = None) -> Infer:
     """Put ``infer`` on ``app`` and return it.
 
     Jobs go to the fleet's broker and their results come from the fleet's backend, as ``settings``
-    or the environment say; the app's own broker and backend stay what they are.
+    or the environment say; the app's own broker and backend stay what they are. An app that waits
+    for groups and chords of jobs needs a backend that reads arrays: set its ``result_backend`` to
+    ``producer.contract.results:FleetBackend+redis://...``.
     """
     own = isinstance(app, FleetApp)
     fleet = app if own else make_app(settings)

@@ -50,7 +50,7 @@ class Answers:
         self._app = app
         self._backend = app.backend
         self._task: Task = app.tasks[INFER_TASK]
-        # The tracer's own line on a success shows what the task returned; payloads are never logged.
+        # The tracer's line on a success shows what the task returned; payloads are never logged.
         logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
 
     def needs_tracer(self, job: Job) -> bool:

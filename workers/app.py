@@ -30,6 +30,7 @@ _POOL: Final = "workers.pool:InstancePool"
 app = make_app()
 app.conf.worker_pool = _POOL
 app.conf.worker_consumer = "workers.consumer:FleetConsumer"
+app.conf.worker_autoscaler = "workers.scaler:CeleryAutoscaler"
 register_infer(app)
 
 #: Exit status for a mistake in the configuration or on the command line.
@@ -45,7 +46,6 @@ _MEANINGLESS: Final = {
     "max_tasks_per_child": "an instance loads its engines once and keeps them",
     "max_memory_per_child": "set memory_limit_bytes in configs/fleet.toml",
     "pool_start_method": "instances are always fresh interpreters",
-    "autoscale": "the number of instances is fixed for now; set it with -c",
     "prefetch_multiplier": _CLAIMS,
     "disable_prefetch": _CLAIMS,
     "exclude_queues": "name the models to serve with -Q",
@@ -90,12 +90,36 @@ def models_to_serve(queues: list[str] | None, settings: WorkerSettings) -> tuple
     return tuple(load_models(settings.config_dir, settings.models or None))
 
 
+def instance_bounds(
+    slots: int, *, concurrency: object, autoscale: tuple[int, int] | None, least: int
+) -> tuple[int, int]:
+    """Return the least and the most instances to run; equal where the number is fixed.
+
+    ``-c`` and ``--autoscale most,least`` are upper bounds: one line says so where there are fewer
+    ``slots``. ``least`` is the setting ``min_instances``, 0 for a fixed number.
+    """
+    asked = autoscale[0] if autoscale else concurrency
+    most = slots
+    if isinstance(asked, int) and asked > 0:
+        if asked > slots:
+            option = "--autoscale" if autoscale else "-c"
+            sys.stderr.write(
+                f"fleet: {option} {asked}: this worker has {slots} instance(s) and runs them.\n"
+            )
+        most = min(asked, slots)
+    if autoscale:
+        least = max(1, autoscale[1])
+    return (min(least, most) or most, most)
+
+
 @celeryd_init.connect
 def _look_before_start(
     instance: Any = None, conf: Any = None, options: Mapping[str, Any] | None = None, **_: Any
 ) -> None:
     # Celery's own handlers come later; until then a SIGTERM must not look like a crash.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # `fleet worker` holds back those that came before; here the first is obeyed.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     options = options or {}
     if text := meaningless_option(options, conf):
         _refuse(text)
@@ -103,7 +127,12 @@ def _look_before_start(
         settings = WorkerSettings.load()
         check(settings)
         conf.fleet_models = models_to_serve(options.get("queues"), settings)
-        conf.fleet_concurrency = options.get("concurrency")
+        conf.fleet_bounds = instance_bounds(
+            cpu.slots(threads=settings.threads, wanted=settings.instances),
+            concurrency=options.get("concurrency"),
+            autoscale=options.get("autoscale"),
+            least=settings.min_instances,
+        )
     except FleetError as error:
         _refuse(str(error))
 
@@ -116,13 +145,8 @@ def _consume_no_queue(sender: Any = None, **_: Any) -> None:
 
 @worker_init.connect
 def _count_instances(sender: Any = None, **_: Any) -> None:
-    """Let ``-c`` lower the number of instances; one line says so when it asks for more."""
-    settings = WorkerSettings.load()
-    there = cpu.slots(threads=settings.threads, wanted=settings.instances)
-    asked = sender.app.conf.fleet_concurrency
-    if isinstance(asked, int) and asked > there:
-        sys.stderr.write(f"fleet: -c {asked}: this worker has {there} instance(s) and runs them.\n")
-    sender.concurrency = min(asked, there) if isinstance(asked, int) and asked > 0 else there
+    """Let Celery's banner and numbers show the instances there are."""
+    sender.concurrency = sender.app.conf.fleet_bounds[1]
 
 
 @setup_logging.connect

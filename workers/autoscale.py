@@ -1,20 +1,21 @@
 """How many instances a worker should run: a pure decision with the clock as an argument.
 
-The parent asks once a second (`workers.pool`). It grows by one at a time, counts what still loads as
-there, and shrinks only after a quiet time, so that neither a slow load nor a trickle of jobs makes the
-number flap.
+The parent asks once a second (`workers.pool`). It grows by one at a time, counts what still loads
+as there, and shrinks only after a quiet time, so that neither a slow load nor a trickle of jobs
+makes the number flap.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Final
-
-#: A rate nobody has measured yet: one row a second makes any queue a reason to grow.
-_UNMEASURED_ROWS_PER_S: Final = 1.0
 
 #: Instances that are busy for no more than this share of their time have room for a burst.
 _ROOMY_LOAD: Final = 0.8
+
+#: Busy for more than this share of the time is busy without a pause, as far as a clock can tell.
+_ALL_OF_THE_TIME: Final = 0.95
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +66,32 @@ def begin(policy: Policy, *, now_s: float) -> Scale:
 def decide(policy: Policy, scale: Scale, seen: Seen | None, *, now_s: float) -> Scale:
     """Return the next scale; ``seen`` None means that nobody could look, and nothing changes."""
     here = scale.instances
+    same = dataclasses.replace(scale, quiet_since_s=None)
     if seen is None:
-        return dataclasses.replace(scale, quiet_since_s=None)
+        return same
     if not policy.min <= here <= policy.max:
         return Scale(instances=min(max(here, policy.min), policy.max), changed_at_s=now_s)
+    since_s = now_s - scale.changed_at_s
     if here < policy.max and drain_s(seen, instances=here) > policy.target_drain_s:
-        if now_s - scale.changed_at_s < policy.up_every_s:
-            return dataclasses.replace(scale, quiet_since_s=None)
-        return Scale(instances=here + 1, changed_at_s=now_s)
+        more = Scale(instances=here + 1, changed_at_s=now_s)
+        return more if since_s >= policy.up_every_s else same
     if here == policy.min or not fewer_suffice(policy, seen, instances=here):
-        return dataclasses.replace(scale, quiet_since_s=None)
+        return same
     quiet_since_s = now_s if scale.quiet_since_s is None else scale.quiet_since_s
-    rested = now_s - scale.changed_at_s >= policy.down_every_s
-    if now_s - quiet_since_s < policy.down_after_s or not rested:
-        return dataclasses.replace(scale, quiet_since_s=quiet_since_s)
-    return Scale(instances=here - 1, changed_at_s=now_s, quiet_since_s=quiet_since_s)
+    if now_s - quiet_since_s >= policy.down_after_s and since_s >= policy.down_every_s:
+        return Scale(instances=here - 1, changed_at_s=now_s, quiet_since_s=quiet_since_s)
+    return dataclasses.replace(scale, quiet_since_s=quiet_since_s)
 
 
 def drain_s(seen: Seen, *, instances: int) -> float:
-    """Return how long this worker's share of what waits takes ``instances`` of its own."""
-    rate = seen.rows_per_s or _UNMEASURED_ROWS_PER_S
-    return seen.waiting_rows / seen.workers / (rate * max(1, instances))
+    """Return how long this worker's share of what waits takes ``instances`` of its own.
+
+    Before anything was measured it is long when all are busy with their first batch, and that one
+    takes longer than the time between two looks; else there will be a measure at the next.
+    """
+    if seen.rows_per_s is None:
+        return math.inf if seen.waiting_rows and seen.busy > _ALL_OF_THE_TIME else 0.0
+    return seen.waiting_rows / seen.workers / (seen.rows_per_s * max(1, instances))
 
 
 def fewer_suffice(policy: Policy, seen: Seen, *, instances: int) -> bool:

@@ -206,9 +206,10 @@ class ClaimLoop:
                 self._give_back_ahead(held)
         outcomes = running.result()
         self._status.batch_began_s, self._status.running = None, 0
-        self._learn(batch.model, time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        self._learn(batch.model, took_s)
         closed = Closed.ALONE if begun.alone else batch.closed
-        self._endings.count_batch(batch.model, closed, prepared, outcomes)
+        self._endings.count_batch(batch.model, closed, prepared, outcomes, took_s=took_s)
         self._endings.add_answers(
             batch.queue,
             [

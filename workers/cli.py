@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import click
@@ -18,9 +19,32 @@ def worker(celery_options: tuple[str, ...]) -> None:
 
     Takes the options of `celery worker`; --help lists them.
     """
+    # Kept until the worker can obey it: as process 1 of a container it would be thrown away while
+    # nobody handles it, and a stop would last until the supervisor kills.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     # The same process from here on, so that a supervisor's signals reach Celery itself.
     command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", *celery_options]
     os.execv(sys.executable, command)
+
+
+@click.command()
+@click.option(
+    "-n", "--hostname", "node", metavar="NODE", help="The worker's -n, if it was given one."
+)
+def health(*, node: str | None) -> None:
+    """Ask the worker on this host whether it works.
+
+    For health checks of containers and supervisors. The worker itself must answer, by the name of
+    its own node, and have an instance that is ready. Otherwise the exit code is 1, and one line on
+    standard error says why.
+    """
+    from workers import health as asked
+
+    try:
+        click.echo(asked.health(node))
+    except asked.NotHealthy as error:
+        click.echo(f"fleet: {' '.join(str(error).split())}", err=True)
+        sys.exit(1)
 
 
 @click.command()

@@ -25,6 +25,9 @@ _REDIS_TIMEOUT_S: Final = 0.8
 _CANCEL_LIFE_S: Final = 7 * 86_400
 
 
+_SCALES: Final = "the queues decide how many instances run; change the bounds with autoscale."
+
+
 def _command(kind: str, **options: Any) -> Any:
     return Panel.register(type=kind, **options)
 
@@ -108,6 +111,36 @@ def enable_events(state: Any, **_: Any) -> dict[str, Any]:
     return dict(nok("events are off; set events = true in configs/fleet.toml and restart."))
 
 
+@_command("control", args=[("n", int)], signature="[N=1]")
+def pool_grow(state: Any, n: int = 1, **_: Any) -> dict[str, Any]:
+    """Run N more instances, as far as there are slots."""
+    pool = state.consumer.pool
+    if pool.scales:
+        return dict(nok(_SCALES))
+    return dict(ok(f"{pool.grow(n)} instances wanted"))
+
+
+@_command("control", args=[("n", int)], signature="[N=1]")
+def pool_shrink(state: Any, n: int = 1, **_: Any) -> dict[str, Any]:
+    """Let N instances finish what they run and end; at least one stays."""
+    pool = state.consumer.pool
+    if pool.scales:
+        return dict(nok(_SCALES))
+    return dict(ok(f"{pool.shrink(n)} instances wanted"))
+
+
+@_command("control", args=[("max", int), ("min", int)], signature="[max [min]]")
+def autoscale(
+    state: Any,
+    max: int | None = None,  # noqa: A002 - Celery's names
+    min: int | None = None,  # noqa: A002
+    **_: Any,
+) -> dict[str, Any]:
+    """Let the queues decide between MIN and MAX instances."""
+    most, least = state.consumer.pool.set_bounds(least=min, most=max)
+    return dict(ok(f"autoscale now max={most} min={least}"))
+
+
 def _refusal(name: str, text: str) -> None:
     """Answer Celery's command ``name`` with ``text``; it takes the arguments it always took."""
     stock = Panel.meta[name]
@@ -119,13 +152,9 @@ def _refusal(name: str, text: str) -> None:
     _command("control", args=stock.args, signature=stock.signature, variadic=stock.variadic)(refuse)
 
 
-_FIXED_COUNT: Final = "the number of instances is fixed at start; restart the worker with -c."
 _FIXED_MODELS: Final = "the models of a worker are chosen at start; restart it with -Q."
 
 _refusal("pool_restart", "instances keep their engines; restart the worker to reload everything.")
-_refusal("pool_grow", _FIXED_COUNT)
-_refusal("pool_shrink", _FIXED_COUNT)
-_refusal("autoscale", _FIXED_COUNT)
 _refusal("add_consumer", _FIXED_MODELS)
 _refusal("cancel_consumer", _FIXED_MODELS)
 _refusal("rate_limit", "instances take a job when they are free; there is no rate to limit.")

@@ -26,6 +26,7 @@ from workers import children, preflight
 from workers.embedded import embedded_server, free_port
 from workers.models import load_models
 from workers.settings import WorkerSettings
+from workers.telemetry.flower_access import Access
 
 _CLONE: Final = Path(__file__).resolve().parents[1]
 _FLOWER_CONFIG: Final = "flowerconfig.py"
@@ -60,6 +61,14 @@ class Worker:
 
     node: str
     process: subprocess.Popen[bytes]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Flower:
+    """A Flower that we started."""
+
+    address: str
+    access: Access
 
 
 @contextlib.contextmanager
@@ -101,16 +110,25 @@ def worker(
 
 
 @contextlib.contextmanager
-def flower(broker: Broker, config_dir: Path) -> Iterator[str]:
-    """Run Flower for the length of the block; gives its address."""
+def flower(broker: Broker, config_dir: Path) -> Iterator[Flower]:
+    """Run Flower for the length of the block, on the loopback and with a password."""
     if importlib.util.find_spec("flower") is None:
         raise ConfigError('Flower is not installed: pip install -e ".[flower]"')
+    access = Access.from_env(broker.environ)
     port = _FLOWER_PORT if _is_free(_FLOWER_PORT) else free_port()
-    command = [*_celery("flower"), "--address=127.0.0.1", f"--port={port}", "--logging=warning"]
-    if (config_dir / _FLOWER_CONFIG).exists():
-        command.append(f"--conf={config_dir / _FLOWER_CONFIG}")
-    with children.running(command, environ=broker.environ, within_s=5):
-        yield f"http://127.0.0.1:{port}"
+    # Warnings aside: it asks workers as it starts, and says that none answered yet.
+    command = [
+        *(*_celery("flower"), f"--conf={_flower_config(config_dir)}"),
+        *("--address=127.0.0.1", f"--port={port}", "--logging=error"),
+    ]
+    with children.running(command, environ={**broker.environ, **access.variable}, within_s=5):
+        yield Flower(address=f"http://127.0.0.1:{port}", access=access)
+
+
+def _flower_config(config_dir: Path) -> Path:
+    """Return the folder's own file, else the clone's: without either Flower would be open."""
+    own = config_dir / _FLOWER_CONFIG
+    return own if own.exists() else _CLONE / "configs" / _FLOWER_CONFIG
 
 
 def wait_until_ready(

@@ -21,9 +21,10 @@ from celery.worker import state as celery_state
 from producer.contract.counters import add_counters
 from producer.contract.names import INFER_TASK, Keys
 from producer.contract.settings import Settings, redis_client
-from workers.instances import cpu
+from workers.autoscale import Policy
 from workers.keeper import Keeper
 from workers.processes import Death, Processes, pids
+from workers.scaler import Scaler
 from workers.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,7 @@ class InstancePool(BasePool):
         self.models: tuple[str, ...] = tuple(self.app.conf.fleet_models)
         self._began_unix_s = time.time()
         self._drain_deadline_s: float | None = None
-        slots = cpu.slots(threads=self.settings.threads, wanted=self.settings.instances)
-        self.limit = min(limit or slots, slots)
+        least, self.limit = self.app.conf.fleet_bounds
         self.processes = Processes(
             node=self.node,
             models=self.models,
@@ -68,6 +68,20 @@ class InstancePool(BasePool):
             consumers=lambda: [running.consumer for running in self.processes.alive()],
             status=self.status,
         )
+        self.scaler = Scaler(
+            client=redis_client(where.broker_url),
+            keys=self.keys,
+            models=self.models,
+            policy=Policy(
+                min=least,
+                max=self.limit,
+                target_drain_s=self.settings.target_drain_s,
+                down_after_s=self.settings.down_after_s,
+            ),
+            report=self.processes.report,
+            want=self.processes.want,
+        )
+        self.processes.want(least)
 
     # -- Celery's hooks, in the order it calls them
 
@@ -77,6 +91,7 @@ class InstancePool(BasePool):
         self.keeper.prepare()
         self.keeper.start()
         self.processes.start()
+        self.scaler.start()
 
     def register_with_event_loop(self, loop: Any) -> None:
         """Called again after each reconnect, when the old loop's timers are gone."""
@@ -131,6 +146,7 @@ class InstancePool(BasePool):
             "started_unix_s": self._began_unix_s,
             "state": "draining" if self._drain_deadline_s is not None else "running",
             "models": list(self.models),
+            "wanted": self.processes.wanted,
             "instances": instances,
         }
 
@@ -138,12 +154,36 @@ class InstancePool(BasePool):
         """Return how many jobs the instances run at the moment, as they said last."""
         return sum(instance["running"] for instance in self.processes.report())
 
+    # -- how many instances
+
+    def grow(self, count: int) -> int:
+        """Run ``count`` more instances, as far as there are slots; returns how many will run."""
+        return self.processes.want(self.processes.wanted + count)
+
+    def shrink(self, count: int) -> int:
+        """Let ``count`` instances finish and end; at least one stays."""
+        return self.processes.want(max(1, self.processes.wanted - count))
+
+    @property
+    def scales(self) -> bool:
+        """Whether the queues decide how many instances run."""
+        return self.scaler.policy.min < self.scaler.policy.max
+
+    def set_bounds(self, *, least: int | None, most: int | None) -> tuple[int, int]:
+        """Keep between ``least`` and ``most`` instances; returns what is possible, most first."""
+        policy = self.scaler.policy
+        most = min(policy.max if most is None else max(1, most), self.limit)
+        least = min(policy.min if least is None else max(1, least), most)
+        self.scaler.set_bounds(least, most)
+        return most, least
+
     # -- the end
 
     def drain(self) -> None:
         """Claim nothing more; the grace time runs from the first call."""
         if self._drain_deadline_s is None:
             self._drain_deadline_s = time.monotonic() + self.settings.grace_s
+            self.scaler.stop()
             logger.info("pool.drain", extra={"grace_s": self.settings.grace_s})
             self.processes.drain()
 

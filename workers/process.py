@@ -38,6 +38,7 @@ class InstanceProcess:
     said_at_s: float = 0.0
     #: Whether it was ready once: then its load cannot have killed it.
     was_ready: bool = False
+    told_to_drain: bool = False
     #: Whether its end is our doing, so that the starts of its jobs are taken back.
     ended_by_us: bool = False
     #: Why the watcher killed it, if it did.
@@ -63,6 +64,7 @@ class InstanceProcess:
 
     def drain(self) -> None:
         """Tell it to claim nothing more; one that still loads is ended, for it holds nothing."""
+        self.told_to_drain = True
         if self.state in ("starting", "loading"):
             self.kill(by_us=True)
             return

@@ -71,6 +71,7 @@ class Processes:
         self._silent_limit_s, self._batch_timeout_s = silent_limit_s, batch_timeout_s
         self._log_level, self._on_death = log_level, on_death
         self._slots = [Slot(number=number) for number in range(count)]
+        self._wanted = count
         # Reentrant: a signal handler of the main thread may come in while the main thread holds
         # it.
         self._lock = threading.RLock()
@@ -89,7 +90,7 @@ class Processes:
         """Start an instance in every empty slot whose time has come; main thread only."""
         now_s = time.monotonic()
         with self._lock:
-            for slot in self._slots:
+            for slot in self._slots[: self._wanted]:
                 if slot.process is None and slot.retry_at_s <= now_s and not self._draining:
                     self._start(slot)
 
@@ -105,6 +106,18 @@ class Processes:
         )
         self._selector.register(slot.process.report_fd, selectors.EVENT_READ, slot)
         logger.info("instance.started", extra={"slot": slot.number, "pid": slot.process.pid})
+
+    def want(self, count: int) -> int:
+        """Run ``count`` instances from now on, as far as there are slots; returns how many.
+
+        More are started by the main thread; those above ``count`` finish what they run and end.
+        """
+        with self._lock:
+            self._wanted = max(0, min(count, len(self._slots)))
+            for slot in self._slots[self._wanted :]:
+                if slot.process is not None and not slot.process.told_to_drain:
+                    slot.process.drain()
+            return self._wanted
 
     def drain(self) -> None:
         """Let every instance finish what it runs and end; none is started after this."""
@@ -134,10 +147,16 @@ class Processes:
         with self._lock:
             return [slot.process for slot in self._slots if slot.process is not None]
 
+    @property
+    def wanted(self) -> int:
+        """How many instances should run."""
+        return self._wanted
+
     def report(self) -> list[dict[str, Any]]:
-        """Return what is known of every slot, fit for JSON."""
+        """Return what is known of every slot in use, or used before, fit for JSON."""
         with self._lock:
-            return [_report(slot) for slot in self._slots]
+            used = [slot for slot in self._slots if slot.starts or slot.number < self._wanted]
+            return [_report(slot, wanted=slot.number < self._wanted) for slot in used]
 
     # -- the watcher
 
@@ -220,26 +239,34 @@ def _how_it_ended(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-def _report(slot: Slot) -> dict[str, Any]:
+def _state(slot: Slot, *, wanted: bool) -> str:
+    """Return the state of a slot in the words of an instance, and ``stopped`` for an unused one."""
+    running = slot.process
+    if running is None and not wanted:
+        return "stopped"
+    state = running.state if running else "starting"
+    # Tried again after a death: until it is ready, the reason of that death is what people need.
+    if slot.failures and state == "starting":
+        return "broken"
+    return state
+
+
+def _report(slot: Slot, *, wanted: bool) -> dict[str, Any]:
     running = slot.process
     said = dict(running.said) if running else {}
     counters = dict(slot.counters)
     for model, its in said.get("counters", {}).items():
         counters[model] = add_counters(counters.get(model, {}), its)
-    state = running.state if running else ("broken" if slot.failures else "starting")
-    if running and slot.failures and not running.was_ready:
-        # It is being tried again: until it is ready, the reason of the last death is what people
-        # need.
-        state = "broken" if state == "starting" else state
     return {
         "slot": slot.number,
         "pid": running.pid if running else None,
-        "state": state,
+        "state": _state(slot, wanted=wanted),
         "text": said.get("text") or slot.text,
         "for_s": said.get("for_s", 0.0),
         "starts": slot.starts,
         "loads": slot.loads + int(said.get("loads", 0)),
         "running": int(said.get("running", 0)),
+        "batch_s": float(said.get("batch_s", 0.0)),
         "models": said.get("models", {}),
         "counters": counters,
     }

@@ -46,6 +46,12 @@ class WorkerSettings:
     models: tuple[str, ...] = ()
     #: Instance processes; 0 means one for every `threads` cores this process may use.
     instances: int = 0
+    #: Instances that stay when nothing waits; more run as the queue asks. 0: all, always.
+    min_instances: int = 0
+    #: With `min_instances`: what waits should be answered within this time.
+    target_drain_s: float = 5.0
+    #: With `min_instances`: an instance that was not needed for so long is given up.
+    down_after_s: float = 60.0
     #: Cores, and threads of the runtime, of one CPU instance.
     threads: int = 1
     #: A claim that nobody renewed for so long may be taken over.
@@ -162,6 +168,9 @@ def _names(table: Table, key: str) -> tuple[str, ...]:
 _ASK: Final[Mapping[str, Callable[[Table, str], Any]]] = {
     "models": _names,
     "instances": lambda table, key: table.whole(key, 0),
+    "min_instances": lambda table, key: table.whole(key, 0),
+    "target_drain_s": _seconds,
+    "down_after_s": _seconds,
     "threads": _at_least_one,
     "claim_ttl_s": _seconds,
     "lease_ttl_s": _seconds,
@@ -188,6 +197,14 @@ def _contradictions(settings: WorkerSettings) -> Iterator[str]:
             f"lease_ttl_s = {settings.lease_ttl_s:g} is below 3: one late renewal would give the "
             "instance to another worker while this one still runs on it."
         )
+    if settings.instances and settings.min_instances > settings.instances:
+        yield (
+            f"min_instances = {settings.min_instances} is above instances = {settings.instances}: "
+            "there would never be as many as are asked for."
+        )
+    for name in ("target_drain_s", "down_after_s"):
+        if getattr(settings, name) <= 0:
+            yield f"{name} must be above 0: instances would start and stop at every job."
     if settings.batch_timeout_s < 1:
         yield (
             f"batch_timeout_s = {settings.batch_timeout_s:g} is below 1: processes that only run a "

@@ -41,6 +41,8 @@ class Counters:
     batches: int = 0
     rows: int = 0
     out_of_memory: int = 0
+    #: Time with a batch in the engine.
+    busy_s: float = 0.0
     #: Batches by the reason that closed them.
     closed: dict[str, int] = dataclasses.field(
         default_factory=lambda: {str(reason): 0 for reason in Closed}

@@ -35,13 +35,13 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     broker = stack.enter_context(local.broker(settings, os.environ))
     _note(stack, broker.settings.broker_url)
     # Flower first, so that it hears the worker's first events and ends after it.
-    address = stack.enter_context(local.flower(broker, settings.config_dir)) if with_flower else ""
+    flower = stack.enter_context(local.flower(broker, settings.config_dir)) if with_flower else None
     worker = stack.enter_context(
         local.worker(broker, grace_s=settings.grace_s, log_level=log_level)
     )
     # Engines of any size: how long they may take to load is not for us to say.
     words = local.wait_until_ready(broker, worker, tell=_Steps().tell, within_s=math.inf)
-    _introduce(broker, words, address)
+    _introduce(broker, words, flower)
     while True:
         time.sleep(_LOOK_EVERY_S)
         _alive(broker, worker)
@@ -75,13 +75,13 @@ class _Steps:
             _say(f"instances: {states}")
 
 
-def _introduce(broker: local.Broker, words: local.Words, address: str) -> None:
+def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | None) -> None:
     url = broker.settings.broker_url
     # The embedded server's password is of this run, and a second terminal may need it.
     _say(f"\nbroker   {url if broker.process else redacted(url)}")
     _say(f"worker   {words['node']}: {', '.join(words['models'])}")
-    if address:
-        _say(f"Flower   {address}")
+    if flower:
+        _say(f"Flower   {flower.address}  {flower.access.how_to_log_in()}")
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"

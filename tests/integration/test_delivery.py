@@ -5,6 +5,7 @@ ends.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -26,9 +27,11 @@ def ledger(consumer: str) -> Ledger:
 
 
 @pytest.fixture
-def broker(client: redis.Redis) -> redis.Redis:
+def broker(client: redis.Redis) -> Iterator[redis.Redis]:
     delivery.ensure_groups(client, KEYS, [QUEUE])
-    return client
+    yield client
+    # Jobs are left unfinished here on purpose.
+    client.flushall()
 
 
 def add(

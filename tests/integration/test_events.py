@@ -106,7 +106,7 @@ def kinds(events: list[Event]) -> dict[str, list[str]]:
 
 
 def test_every_job_of_a_batch_is_told_from_its_start_to_its_end(
-    infer: Infer, listener: Listener
+    infer: Infer, listener: Listener, worker: Worker
 ) -> None:
     before = infer.delay(MODEL, {"x": row(Do.SLEEP, 0.3)})
     good = [infer.delay(MODEL, {"x": row(argument=SECRET)}) for _ in range(3)]
@@ -136,7 +136,9 @@ def test_every_job_of_a_batch_is_told_from_its_start_to_its_end(
         if expected[job_id] == "succeeded":
             assert "started" in seen
     assert all(event["hostname"] == NODE for event in listener.of(*told))
-    assert str(SECRET) not in repr(listener.events)
+    for value in (SECRET, 2 * SECRET):
+        assert f"{value:.4f}" not in repr(listener.events)
+        assert f"{value:.4f}" not in worker.log()
 
 
 def test_monitors_see_models_and_states(infer: Infer, listener: Listener) -> None:

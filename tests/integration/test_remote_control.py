@@ -164,9 +164,6 @@ def test_the_password_of_the_broker_is_not_shown(inspect: Inspect) -> None:
     ("command", "arguments", "says"),
     [
         ("pool_restart", {}, "restart the worker"),
-        ("pool_grow", {"n": 1}, "-c"),
-        ("pool_shrink", {"n": 1}, "-c"),
-        ("autoscale", {"max": 3, "min": 1}, "-c"),
         ("rate_limit", {"task_name": "fleet.infer", "rate_limit": "1/s"}, "no rate"),
         ("time_limit", {"task_name": "fleet.infer", "hard": 1}, "batch_timeout_s"),
         ("add_consumer", {"queue": "celery"}, "-Q"),

@@ -1,0 +1,106 @@
+"""The number of instances follows the queue: seen from the processes, not from what they say."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+from celery import Celery
+
+from producer.client import Client
+from producer.contract.app import make_app
+from producer.contract.settings import Settings
+from tests.support.engines import row, starts
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from tests.support.worker import SCRIPTED, config_folder, running_worker
+
+MODEL = "scripted"
+ENVIRON = {"FLEET_MIN_INSTANCES": "1", "FLEET_DOWN_AFTER_S": "3", "FLEET_TARGET_DRAIN_S": "3"}
+
+
+def slow(log: Path) -> dict[str, object]:
+    """Return a model that answers one job in 50 ms, one at a time."""
+    return {**SCRIPTED, "max_batch_size": 1, "options": {"log": str(log), "batch_s": 0.05}}
+
+
+def celery_app(server: TestServer) -> Celery:
+    return make_app(Settings(broker_url=server.url))
+
+
+def test_a_burst_grows_the_worker_and_its_end_shrinks_it(
+    server: TestServer, fleet: Client, log: Path
+) -> None:
+    with (
+        config_folder({MODEL: slow(log)}) as config,
+        running_worker(server, config, instances=3, environ=ENVIRON, wait=False) as worker,
+    ):
+        worker.wait_ready(1)
+        assert len(worker.instance_pids()) == 1
+        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 601)))
+
+        wait_until(lambda: len(worker.instance_pids()) == 3, what="three instances", timeout_s=15)
+        for job in fleet.as_completed(jobs, timeout_s=60):
+            job.reply(0)
+        wait_until(lambda: len(worker.instance_pids()) == 1, what="one instance", timeout_s=18)
+
+    assert starts(log) == dict.fromkeys(range(1, 601), 1)
+
+
+def test_redis_away_changes_nothing(server: TestServer, fleet: Client, log: Path) -> None:
+    with (
+        config_folder({MODEL: slow(log)}) as config,
+        running_worker(server, config, instances=2, environ=ENVIRON, wait=False) as worker,
+    ):
+        worker.wait_ready(1)
+        (pid,) = worker.instance_pids()
+
+        server.freeze()
+        time.sleep(6)
+        during = worker.instance_pids()
+        server.thaw()
+
+        assert during == [pid]
+        assert fleet.submit(MODEL, {"x": row(job=1)}).reply(20).attempts == 1
+        assert worker.instance_pids() == [pid]
+
+
+def test_remote_control_changes_the_number_of_instances(
+    server: TestServer, fleet: Client, log: Path
+) -> None:
+    control = celery_app(server).control
+    with (
+        config_folder({MODEL: slow(log)}) as config,
+        running_worker(server, config, instances=3) as worker,
+    ):
+        control.pool_shrink(2, reply=True, timeout=3)
+        wait_until(lambda: len(worker.instance_pids()) == 1, what="two ends")
+        control.pool_grow(1, reply=True, timeout=3)
+        wait_until(lambda: len(worker.instance_pids()) == 2, what="one start")
+        (bounds,) = control.autoscale(3, 1, reply=True, timeout=3)
+        (refused,) = control.pool_grow(1, reply=True, timeout=3)
+
+    assert bounds[worker.node] == {"ok": "autoscale now max=3 min=1"}
+    assert "autoscale" in refused[worker.node]["error"]
+
+
+def test_two_workers_follow_the_load_together(server: TestServer, fleet: Client, log: Path) -> None:
+    with (
+        config_folder({MODEL: slow(log)}) as config,
+        running_worker(server, config, node="w1", instances=2, environ=ENVIRON, wait=False) as one,
+        running_worker(server, config, node="w2", instances=2, environ=ENVIRON, wait=False) as two,
+    ):
+        one.wait_ready(1)
+        two.wait_ready(1)
+        # 4 s of work: too much for one instance, not for one of each worker.
+        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 81)))
+        most = 0
+        for _ in itertools.takewhile(
+            lambda _: not all(job.done for job in jobs), itertools.count()
+        ):
+            most = max(most, len(one.instance_pids()) + len(two.instance_pids()))
+            time.sleep(0.05)
+            list(fleet.as_completed([job for job in jobs if not job.done][:1], timeout_s=30))
+
+    assert most == 2

@@ -1,0 +1,173 @@
+"""The thread that lets the number of instances follow the queues: look, decide, say what is
+wanted.
+
+The decision is `workers.autoscale`; the processes are started by the main thread. Celery's own
+scaler looks at requests that the parent never holds; `CeleryAutoscaler` stands in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import redis
+
+from producer.contract.counters import add_counters
+from producer.contract.names import FREE, GROUP, Keys, queue_of
+from workers import autoscale
+from workers.autoscale import Policy, Seen
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 1.0
+
+
+class Scaler(threading.Thread):
+    """Looks once a second and tells ``want`` how many instances there should be."""
+
+    def __init__(
+        self,
+        *,
+        client: redis.Redis,
+        keys: Keys,
+        models: Sequence[str],
+        policy: Policy,
+        report: Callable[[], list[dict[str, Any]]],
+        want: Callable[[int], int],
+    ) -> None:
+        super().__init__(name="scaler", daemon=True)
+        self._client, self._keys, self._models = client, keys, tuple(models)
+        self._report, self._want = report, want
+        self._stopping = threading.Event()
+        self._looked = _Work(at_s=time.monotonic(), rows=0, jobs=0, busy_s=0.0)
+        self.policy = policy
+        self.scale = autoscale.begin(policy, now_s=time.monotonic())
+
+    def stop(self) -> None:
+        """Change nothing more."""
+        self._stopping.set()
+
+    def set_bounds(self, least: int, most: int) -> None:
+        """Keep between ``least`` and ``most`` instances from the next look on."""
+        self.policy = dataclasses.replace(self.policy, min=least, max=most)
+
+    def run(self) -> None:
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            try:
+                self._turn()
+            except Exception:
+                logger.exception("scaler.failed")
+
+    def _turn(self) -> None:
+        if self.policy.min == self.policy.max == self.scale.instances:
+            return
+        before = self.scale.instances
+        self.scale = autoscale.decide(self.policy, self.scale, self._look(), now_s=time.monotonic())
+        if self.scale.instances != before:
+            logger.info("scaler.changed", extra={"before": before, "wanted": self.scale.instances})
+            self._want(self.scale.instances)
+
+    def _look(self) -> Seen | None:
+        """Return what is to be seen; None when Redis does not answer."""
+        work = _work(self._report(), now_s=time.monotonic())
+        last, self._looked = self._looked, work
+        try:
+            jobs = sum(waiting(self._client, self._keys, map(queue_of, self._models)).values())
+            workers = self._workers()
+        except redis.RedisError as error:
+            logger.warning("scaler.blind", extra={"error": type(error).__name__})
+            return None
+        elapsed_s = max(work.at_s - last.at_s, 1e-3) * max(1, self.scale.instances)
+        return Seen(
+            waiting_rows=jobs * (work.rows / work.jobs if work.jobs else 1.0),
+            rows_per_s=work.rows / work.busy_s if work.busy_s else None,
+            busy=min(1.0, max(0.0, work.busy_s - last.busy_s) / elapsed_s),
+            workers=workers,
+        )
+
+    def _workers(self) -> int:
+        """Return how many live workers serve one of our models; at least this one."""
+        nodes: Any = self._client.zrangebyscore(self._keys.workers, time.time(), "+inf")
+        texts = self._client.mget([self._keys.worker(node.decode()) for node in nodes] or ["none"])
+        served = (json.loads(text).get("models", []) for text in texts if text)
+        return max(1, sum(not set(self._models).isdisjoint(models) for models in served))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What this worker's instances have done until a moment."""
+
+    at_s: float
+    rows: int
+    jobs: int
+    busy_s: float
+
+
+def _work(instances: Sequence[Mapping[str, Any]], *, now_s: float) -> _Work:
+    total: dict[str, Any] = {}
+    for instance in instances:
+        for counters in instance["counters"].values():
+            total = add_counters(total, counters)
+    # A long batch counts while it runs, not only when it has ended.
+    running_s = sum(float(instance["batch_s"]) for instance in instances)
+    return _Work(
+        at_s=now_s,
+        rows=int(total.get("rows", 0)),
+        jobs=int(total.get("jobs", 0)),
+        busy_s=float(total.get("busy_s", 0.0)) + running_s,
+    )
+
+
+def waiting(client: redis.Redis, keys: Keys, queues: Any) -> dict[str, int]:
+    """Return for each queue how many jobs wait, over all priorities, those given back included."""
+    names = list(queues)
+    pipe = client.pipeline(transaction=False)
+    for queue in names:
+        for stream in keys.streams(queue):
+            pipe.xlen(stream)
+            pipe.xpending(stream, GROUP)
+    answers = iter(pipe.execute())
+    found = dict.fromkeys(names, 0)
+    for queue in names:
+        for _ in keys.streams(queue):
+            length, pending = next(answers), next(answers)
+            free = sum(
+                int(consumer["pending"])
+                for consumer in pending["consumers"]
+                if consumer["name"] in (FREE, FREE.encode())
+            )
+            found[queue] += int(length) - int(pending["pending"]) + free
+    return found
+
+
+class CeleryAutoscaler:
+    """What ``--autoscale`` and ``celery control autoscale`` reach: our bounds, Celery's names."""
+
+    #: Celery's timer calls `maybe_scale` this often; there is nothing to do.
+    keepalive = 30.0
+
+    def __init__(self, pool: Any, max_concurrency: int, min_concurrency: int = 0, **_: Any) -> None:
+        self._pool = pool
+
+    def maybe_scale(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the scaler's thread looks by itself."""
+
+    def update(self, max: int | None = None, min: int | None = None) -> tuple[int, int]:  # noqa: A002
+        """Set new bounds and return them as Celery does: most, least."""
+        bounds: tuple[int, int] = self._pool.set_bounds(least=min, most=max)
+        return bounds
+
+    def info(self) -> dict[str, Any]:
+        policy = self._pool.scaler.policy
+        return {"max": policy.max, "min": policy.min, "current": self._pool.processes.wanted}
+
+    def start(self) -> None:
+        """Celery starts what it made; the pool has started the scaler."""
+
+    def stop(self) -> None:
+        """The pool stops the scaler."""
