@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import click
 import redis
 
+from producer import dead as dead_letters
 from producer import status as fleet_status
 from producer.contract.errors import FleetError
 from producer.contract.names import Keys
@@ -172,6 +173,65 @@ def models(as_json: bool) -> None:
             ("model", "ready", "queued", "runtime", "precision", "rows a batch", "because"),
             _model_rows(fleet),
         )
+
+
+@cli.group()
+def dead() -> None:
+    """Look at dead letters: jobs that will not be tried again.
+
+    A job becomes one when its process died at every start it was allowed, or when nobody can read
+    it. The sender has its error; the letter keeps the entry for people.
+    """
+
+
+@dead.command("list")
+@_json_option
+def dead_list(as_json: bool) -> None:
+    """List the dead letters of every queue, the oldest first."""
+    found = list(_dead_letters())
+    if as_json:
+        _print_json([letter.about() for letter in found])
+    elif not found:
+        click.echo("No dead letters.")
+    else:
+        _print_table(
+            ("queue", "job", "code", "starts", "buried", "reason"),
+            (
+                (
+                    letter.queue,
+                    letter.job_id or f"(none; letter {letter.letter_id})",
+                    letter.code,
+                    str(letter.attempts),
+                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.buried_unix_s)),
+                    letter.reason,
+                )
+                for letter in found
+            ),
+        )
+
+
+@dead.command("show")
+@click.argument("job_id")
+@_json_option
+def dead_show(job_id: str, as_json: bool) -> None:
+    """Show one dead letter, by the id of its job or its own; its payload only by size."""
+    found = [letter for letter in _dead_letters() if job_id in (letter.job_id, letter.letter_id)]
+    if not found:
+        raise Refused(f"There is no dead letter {job_id}. See `fleet dead list`.")
+    if as_json:
+        _print_json([letter.about() for letter in found])
+        return
+    for letter in found:
+        for name, value in letter.about().items():
+            click.echo(f"{name:<14} {value}")
+
+
+def _dead_letters() -> Iterator[dead_letters.DeadLetter]:
+    settings = Settings.from_env()
+    keys = Keys(prefix=settings.prefix)
+    with reach(settings.broker_url) as client:
+        for queue in dead_letters.queues(client, keys):
+            yield from dead_letters.letters(client, keys, queue)
 
 
 def _read() -> fleet_status.Fleet:

@@ -201,10 +201,11 @@ def test_while_a_suspect_runs_alone_nothing_is_begun_beside_it(
     assert beside == []
 
 
+@pytest.mark.timeout(120)
 def test_a_slow_load_takes_no_jobs_and_is_done_once_for_each_process(
     server: TestServer, fleet: Client, log: Path
 ) -> None:
-    model = {**SCRIPTED, "options": {"log": str(log), "load_s": 3}}
+    model = {**SCRIPTED, "options": {"log": str(log), "load_s": 12}}
     with (
         config_folder({MODEL: model}) as config,
         running_worker(server, config, instances=2) as worker,
@@ -216,8 +217,8 @@ def test_a_slow_load_takes_no_jobs_and_is_done_once_for_each_process(
         for number in range(1, 20):
             fleet.submit(MODEL, {"x": row(job=number)}).reply(10)
         ran_on = {line.split()[2] for line in log.read_text().splitlines() if "start" in line}
-        wait_until(lambda: log.read_text().count("load") == 3, what="its successor")
-        worker.wait_ready(2)
+        wait_until(lambda: log.read_text().count("load") == 3, what="its successor", timeout_s=40)
+        worker.wait_ready(2, timeout_s=40)
         loads = [line.split()[1] for line in log.read_text().splitlines() if "load" in line]
 
     assert ran_on == {str(other)}
