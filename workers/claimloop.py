@@ -69,6 +69,8 @@ class ClaimLoop:
         self._expected_s: dict[str, float] = {}
         self._queues = [queue_of(model) for model in models]
         self._turn = 0
+        #: How much of the present cycle was spent waiting for work.
+        self._idle_s = 0.0
 
     def serve(self) -> None:
         """Run batches until draining; then end what ran and give back the rest."""
@@ -93,13 +95,17 @@ class ClaimLoop:
             if due:
                 self._exchange()
                 self._loading.load(due)
+        began_s, self._idle_s = time.monotonic(), 0.0
         batch, self._ahead = self._ahead or self._claim(), None
-        if batch is None:
+        if batch is None or self._draining.is_set():
+            # What was claimed meanwhile is given back when the loop ends.
             return
         begun = self._begin(batch)
         if begun.runs:
             self._run(batch, begun)
         self._endings.add_answers(batch.queue, begun.answered)
+        busy_s = time.monotonic() - began_s - self._idle_s
+        self._status.counters[batch.model].busy_s += busy_s
 
     def _claim(self) -> Batch | None:
         """Take what waits; with nothing there, wait at the doorbell."""
@@ -116,7 +122,7 @@ class ClaimLoop:
 
     def _doorbell(self) -> Claimed | None:
         queues = [queue_of(model) for model in self._loading.runners]
-        entries = self._ledger.doorbell(self._client, queues, _DOORBELL_S)
+        entries = self._wait_for_entries(queues, _DOORBELL_S)
         if not entries:
             return None
         queue = next(q for q in queues if entries[0].stream in self._ledger.keys.streams(q))
@@ -161,7 +167,14 @@ class ClaimLoop:
                 return Claimed(queue=claimed.queue, closed=Closed.DELAY, entries=tuple(entries))
             self._status.tick()
             rest_s = min(spec.max_queue_delay_s - age_s, _TICK_S)
-            entries += self._ledger.doorbell(self._client, [claimed.queue], rest_s)
+            entries += self._wait_for_entries([claimed.queue], rest_s)
+
+    def _wait_for_entries(self, queues: Sequence[str], wait_s: float) -> list[Entry]:
+        began_s = time.monotonic()
+        try:
+            return self._ledger.doorbell(self._client, queues, wait_s)
+        finally:
+            self._idle_s += time.monotonic() - began_s
 
     def _begin(self, batch: Batch) -> Begun:
         """Count the starts; give back and bury what must not run here now."""
@@ -206,10 +219,9 @@ class ClaimLoop:
                 self._give_back_ahead(held)
         outcomes = running.result()
         self._status.batch_began_s, self._status.running = None, 0
-        took_s = time.monotonic() - began_s
-        self._learn(batch.model, took_s)
+        self._learn(batch.model, time.monotonic() - began_s)
         closed = Closed.ALONE if begun.alone else batch.closed
-        self._endings.count_batch(batch.model, closed, prepared, outcomes, took_s=took_s)
+        self._endings.count_batch(batch.model, closed, prepared, outcomes)
         self._endings.add_answers(
             batch.queue,
             [

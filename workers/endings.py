@@ -138,12 +138,9 @@ class Endings:
         closed: Closed,
         prepared: Sequence[Prepared],
         outcomes: Sequence[Outcome],
-        *,
-        took_s: float,
     ) -> None:
         """Add one batch to the model's totals."""
         counters = self._status.counters[model]
-        counters.busy_s = round(counters.busy_s + took_s, 6)
         counters.batches += 1
         counters.rows += sum(job.rows for job in prepared)
         counters.closed[str(closed)] += 1

@@ -40,7 +40,7 @@ def verdict(node: str, stats: Mapping[str, Any] | None) -> str:
     """Judge what a worker said to ``inspect stats``; None means that it said nothing."""
     if stats is None:
         raise NotHealthy(f"{node} does not answer within {_ANSWER_WITHIN_S:g} s.")
-    instances = stats["pool"]["instances"]
+    instances = [each for each in stats["pool"]["instances"] if each["state"] != "stopped"]
     ready = sum(instance["state"] == "ready" for instance in instances)
     if not ready:
         raise NotHealthy(f"No instance of {node} is ready: {_states(instances) or 'it has none'}.")

@@ -1,4 +1,5 @@
-"""What one worker is told: configs/fleet.toml and FLEET_* are read here, once, and checked.
+"""What one worker is told: configs/fleet.toml, the table of its machine and FLEET_* are read here,
+once, and checked.
 
 Where the broker is belongs to `producer.contract.settings`; what a model needs belongs to its
 own model.toml.
@@ -15,13 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from producer.contract.errors import ConfigError
-from workers.tables import Table
+from workers.tables import Table, nearest
 
 #: The configs/ of the clone that this file lies in.
 DEFAULT_CONFIG_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
 
 _FILE: Final = "fleet.toml"
 _ENV_PREFIX: Final = "FLEET_"
+
+#: Names a file beside fleet.toml and a table in it, such as ``b300.mig``: what else holds on this
+#: machine.
+_MACHINE: Final = "FLEET_MACHINE"
 
 #: Variables of the same prefix that are read elsewhere, so that none is taken for a slip.
 _READ_ELSEWHERE: Final = frozenset(
@@ -30,6 +35,7 @@ _READ_ELSEWHERE: Final = frozenset(
         "FLEET_RESULT_URL",
         "FLEET_CONFIG",
         "FLEET_CACHE",
+        _MACHINE,
         "FLEET_PREFIX",
         "FLEET_MAX_BODY_BYTES",
     }
@@ -83,10 +89,14 @@ class WorkerSettings:
     def load(
         cls, config_dir: Path | None = None, environ: Mapping[str, str] | None = None
     ) -> WorkerSettings:
-        """Read the file, then the environment, which wins; ConfigError names what is wrong."""
+        """Read the file, the table of the machine, then the environment: the later wins.
+
+        ConfigError names what is wrong.
+        """
         environ = os.environ if environ is None else environ
         folder = _config_dir(config_dir, environ)
-        values = _from_file(folder / _FILE) | _from_environ(environ)
+        machine = _from_machine(folder, environ.get(_MACHINE, "").strip())
+        values = _from_file(folder / _FILE) | machine | _from_environ(environ)
         return cls(config_dir=folder, **values)
 
 
@@ -102,9 +112,27 @@ def _config_dir(config_dir: Path | None, environ: Mapping[str, str]) -> Path:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    return _values(Table.read(path)) if path.exists() else {}
+
+
+def _from_machine(folder: Path, machine: str) -> dict[str, Any]:
+    """Read the table that ``machine`` names; every table of its file must be sound."""
+    if not machine:
         return {}
+    file, _, name = machine.partition(".")
+    path = folder / f"{Path(file).name}.toml"
+    if not path.exists():
+        raise ConfigError(f"{_MACHINE} is {machine}, and there is no {path}.")
     table = Table.read(path)
+    found = {known: _values(table.table(known)) for known in table.names()}
+    if name not in found:
+        raise ConfigError(
+            f"{_MACHINE} is {machine}: {table.where} has no table {name!r}.{nearest(name, found)}"
+        )
+    return found[name]
+
+
+def _values(table: Table) -> dict[str, Any]:
     values = {key: ask(table, key) for key, ask in _ASK.items() if key in table}
     # Ask for the rest too, so that a slip is compared with every key there is.
     for key in _ASK:

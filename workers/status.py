@@ -41,7 +41,7 @@ class Counters:
     batches: int = 0
     rows: int = 0
     out_of_memory: int = 0
-    #: Time with a batch in the engine.
+    #: Time from a claim to the end of its batch, everything but waiting for work.
     busy_s: float = 0.0
     #: Batches by the reason that closed them.
     closed: dict[str, int] = dataclasses.field(

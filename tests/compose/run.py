@@ -124,11 +124,12 @@ def _run(compose: Compose, log: Path) -> None:
     _wait_answered(compose, 600)
     with _step("up -d --scale workers=3"):
         compose("up", "-d", "--scale", "workers=3")
+    _wait_answered(compose, 800)
     with _step("scale workers=2"):
         compose("scale", "workers=2")
     if (left := len(compose.containers("workers"))) != 2:
         raise Failed(f"{left} worker containers run.")
-    _wait_answered(compose, 900)
+    _wait_answered(compose, 1000)
     _flower(compose)
     with _step("stop"):
         compose("stop")

@@ -44,6 +44,14 @@ LOGIN = "someone:a-password"
 #: A value that no shape, id or time has; it must appear on no page.
 SECRET = 7.4321
 
+#: One of every kind; those that Flower itself leaves open among them.
+PAGES = (
+    *("/", "/workers?json=1", "/worker/flower@test", "/tasks", "/task/x", "/broker"),
+    *("/tasks/datatable?draw=1&start=0&length=10", "/api/workers", "/api/tasks"),
+    *("/api/task/info/x", "/api/task/result/x", "/api/task/types", "/api/queues/length"),
+    *("/metrics", "/healthcheck", "/login", "/nothing"),
+)
+
 JOBS, FAILING, CANCELLED, OUT_OF_MEMORY = 500, 5, 3, 20
 
 Json = Any
@@ -213,13 +221,7 @@ def _tasks(flower: Flower) -> dict[str, Json]:
     return dict(flower.json("/api/tasks"))
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/workers?json=1", "/worker/flower@test", "/tasks", "/task/x", "/broker"]
-    + ["/tasks/datatable?draw=1&start=0&length=10", "/api/workers", "/api/tasks"]
-    + ["/api/task/info/x", "/api/task/result/x", "/api/task/types", "/api/queues/length"]
-    + ["/metrics", "/healthcheck", "/login", "/nothing"],
-)
+@pytest.mark.parametrize("path", PAGES)
 def test_no_page_is_shown_without_the_password(flower: Flower, path: str) -> None:
     for login in (None, "someone:wrong", "someone:", ":"):
         status, text = flower.get(path, login)
@@ -277,7 +279,7 @@ def test_the_worker_table_counts_what_was_done(
     story: Story, flower: Flower, worker: Worker
 ) -> None:
     shown = wait_until(
-        lambda: row if (row := flower.workers()[worker.node])["active"] == 0 else None,
+        lambda: seen if (seen := flower.workers()[worker.node])["active"] == 0 else None,
         what="a heartbeat without running jobs",
     )
 
@@ -313,7 +315,7 @@ def test_what_was_given_back_waits_again(
     keys, queue = Keys(), "fleet.left"
     stream = keys.stream(queue, Priority.NORMAL)
     client.zadd(keys.models, {"left": 2e10})
-    ids = [client.xadd(stream, {"id": number}) for number in range(10)]
+    ids: list[Any] = [client.xadd(stream, {"id": number}) for number in range(10)]
     client.xadd(keys.stream(queue, Priority.LOW), {"id": "low"})
     client.xgroup_create(stream, GROUP, id="0")
     client.xreadgroup(GROUP, "dead", {stream: ">"}, count=6)

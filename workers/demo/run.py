@@ -1,4 +1,4 @@
-"""The demo from start to end: both acts, and whether all that they promise held."""
+"""The demo from start to end: three acts, and whether all that they promise held."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from producer.contract.app import make_app
 from producer.contract.errors import ConfigError, FleetError
 from producer.tasks import register
 from workers import children, local
-from workers.demo import acts, show
+from workers.demo import acts, burst, show
 from workers.demo.digits import MODEL, Digits, held_out
 from workers.settings import WorkerSettings
 
@@ -31,12 +31,15 @@ MEMORY_LIMIT_BYTES: Final = 500_000
 #: never need a second, and no limit would be felt.
 MEMORY_FIRST_CHUNK_BYTES: Final = 4096
 
+#: Instances that the third act's worker may grow to.
+_MOST_INSTANCES: Final = 2
+
 _LEAST_ACCURACY: Final = 0.98
 _READY_WITHIN_S: Final = 60.0
 
 
 def demo(*, as_json: bool) -> None:
-    """Play both acts; ends with exit code 0 only when everything held."""
+    """Play all acts; ends with exit code 0 only when everything held."""
     console = Console(quiet=as_json)
     with contextlib.ExitStack() as stack, children.ended_by_signals():
         try:
@@ -56,7 +59,7 @@ def demo(*, as_json: bool) -> None:
 
 def broken_promises(outcome: show.Outcome) -> list[str]:
     """Return what the demo promises and ``outcome`` does not show."""
-    first, second = outcome.first, outcome.second
+    first, second, third = outcome.first, outcome.second, outcome.third
     checks = {
         f"accuracy {first.accuracy:.3f} is below {_LEAST_ACCURACY}": (
             first.accuracy >= _LEAST_ACCURACY
@@ -69,6 +72,12 @@ def broken_promises(outcome: show.Outcome) -> list[str]:
         ),
         "no batch ran out of memory and was answered in FP16": (
             any(reply.precision == "fp16" for reply in second.out_of_memory())
+        ),
+        f"the burst grew the worker to {third.most} instances and left {third.last}": (
+            (third.most, third.last) == (_MOST_INSTANCES, 1)
+        ),
+        f"{third.answered} of {burst.JOBS} jobs of the burst were answered": (
+            third.answered == burst.JOBS
         ),
     }
     return [text for text, holds in checks.items() if not holds]
@@ -97,14 +106,20 @@ def _play(stack: contextlib.ExitStack, console: Console) -> show.Outcome:
     show.first_act(console, first, loads, digits)
     second = stage.second_act()
     show.second_act(console, second, MEMORY_LIMIT_BYTES)
+    third = stage.third_act()
+    show.third_act(console, third)
     return show.Outcome(
-        first=first, second=second, loads=loads, memory_limit_bytes=MEMORY_LIMIT_BYTES
+        first=first,
+        second=second,
+        third=third,
+        loads=loads,
+        memory_limit_bytes=MEMORY_LIMIT_BYTES,
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """Where both acts play: one broker, one client, and a worker for each act."""
+    """Where the acts play: one broker, one client, and a worker for each act."""
 
     broker: local.Broker
     client: Client
@@ -143,6 +158,27 @@ class _Stage:
             show.progress(self.console, len(jobs)) as tell,
         ):
             return acts.by_client(jobs, self.client, self.digits, tell)
+
+    def third_act(self) -> burst.Burst:
+        """Send more than one instance should answer to a worker that may start a second one."""
+        self.console.print(
+            f"\n[bold]Third act.[/] One instance waits; {burst.JOBS:,} jobs come at once. What "
+            f"waits should be answered within {burst.TARGET_DRAIN_S:g} s."
+        )
+        scaling = {
+            "FLEET_INSTANCES": str(_MOST_INSTANCES),
+            "FLEET_MIN_INSTANCES": "1",
+            "FLEET_TARGET_DRAIN_S": str(burst.TARGET_DRAIN_S),
+            "FLEET_DOWN_AFTER_S": str(burst.DOWN_AFTER_S),
+        }
+        with self._worker(scaling):
+            show.burst_head(self.console)
+            return burst.play(
+                self.broker,
+                self.client,
+                self.digits,
+                lambda moment: show.burst_moment(self.console, moment),
+            )
 
     @contextlib.contextmanager
     def _worker(self, limits: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:

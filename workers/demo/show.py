@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workers.demo.acts import Answers
+from workers.demo.burst import Burst, Moment
 from workers.demo.digits import Digits, picture, shown
 
 _PICTURES: Final = 4
@@ -25,10 +26,11 @@ _PICTURES: Final = 4
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What both acts gave."""
+    """What the acts gave."""
 
     first: Answers
     second: Answers
+    third: Burst
     #: Engines that each process of the first act's worker loaded.
     loads: Sequence[int]
     memory_limit_bytes: int
@@ -74,6 +76,25 @@ def second_act(console: Console, answers: Answers, limit_bytes: int) -> None:
     )
 
 
+def burst_head(console: Console) -> None:
+    """Print the heads of the third act's lines."""
+    console.print("\n  seconds   waiting or running   instances")
+
+
+def burst_moment(console: Console, moment: Moment) -> None:
+    """Print one line of the third act, as it happens."""
+    bar = "#" * moment.instances
+    console.print(f"  {moment.at_s:7.1f}   {moment.queued:18,}   {moment.instances}  {bar}")
+
+
+def third_act(console: Console, burst: Burst) -> None:
+    """Print what became of the burst."""
+    console.print(
+        f"\n{burst.answered:,} jobs answered in {burst.wall_s:.1f} s; the worker grew to "
+        f"{burst.most} instances and is back at {burst.last}."
+    )
+
+
 def as_json(outcome: Outcome, failed: Sequence[str]) -> None:
     """Print everything as one JSON object."""
     first, second = outcome.first, outcome.second
@@ -94,6 +115,12 @@ def as_json(outcome: Outcome, failed: Sequence[str]) -> None:
                 {"precision": precision, "batch_size": batch, "jobs": jobs}
                 for precision, batch, jobs in second.by_precision()
             ],
+        },
+        "burst": {
+            "answered": outcome.third.answered,
+            "wall_s": outcome.third.wall_s,
+            "most_instances": outcome.third.most,
+            "moments": [dataclasses.asdict(moment) for moment in outcome.third.moments],
         },
         "failed": list(failed),
     }
