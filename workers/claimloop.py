@@ -36,6 +36,10 @@ _DOORBELL_S: Final = 0.5
 #: after it, so that a free instance gets it instead.
 _AHEAD_S: Final = 0.5
 
+#: A model that runs row by row claims as many rows at once as it answers in this time: a claim for
+#: each would cost more than the run, and more would be kept from other instances.
+_ROW_BY_ROW_S: Final = 0.1
+
 #: How long the loop waits for the engine before it shows that it lives.
 _TICK_S: Final = 0.25
 
@@ -65,8 +69,9 @@ class ClaimLoop:
         self._ahead: Batch | None = None
         #: Whether Redis may count entries as ours that this process knows nothing of.
         self._unsure = True
-        #: Seconds a batch of each model takes, smoothed.
+        #: Seconds that a batch, and a row, of each model take, smoothed.
         self._expected_s: dict[str, float] = {}
+        self._row_s: dict[str, float] = {}
         self._queues = [queue_of(model) for model in models]
         self._turn = 0
         #: How much of the present cycle was spent waiting for work.
@@ -219,7 +224,10 @@ class ClaimLoop:
                 self._give_back_ahead(held)
         outcomes = running.result()
         self._status.batch_began_s, self._status.running = None, 0
-        self._learn(batch.model, time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        rows = sum(job.rows for job in prepared)
+        self._expected_s[batch.model] = _smooth(self._expected_s.get(batch.model), took_s)
+        self._row_s[batch.model] = _smooth(self._row_s.get(batch.model), took_s / rows)
         closed = Closed.ALONE if begun.alone else batch.closed
         self._endings.count_batch(batch.model, closed, prepared, outcomes)
         self._endings.add_answers(
@@ -309,19 +317,24 @@ class ClaimLoop:
         models = list(self._loading.runners)
         self._turn += 1
         first = self._turn % len(models) if models else 0
-        return [
-            Wish(
-                queue=queue_of(model),
-                max_rows=self._loading.runners[model].max_rows,
-                max_bytes=self._loading.runners[model].spec.max_batch_bytes,
-                max_entries=self._loading.runners[model].max_rows,
-            )
-            for model in models[first:] + models[:first]
-        ]
+        return [self._wish(model) for model in models[first:] + models[:first]]
 
-    def _learn(self, model: str, took_s: float) -> None:
-        before_s = self._expected_s.get(model, took_s)
-        self._expected_s[model] = 0.7 * before_s + 0.3 * took_s
+    def _wish(self, model: str) -> Wish:
+        runner = self._loading.runners[model]
+        rows = runner.max_rows
+        if rows == 1 and model in self._row_s:
+            in_time = int(_ROW_BY_ROW_S / self._row_s[model])
+            rows = max(1, min(runner.spec.max_batch_size, in_time))
+        return Wish(
+            queue=queue_of(model),
+            max_rows=rows,
+            max_bytes=runner.spec.max_batch_bytes,
+            max_entries=rows,
+        )
+
+
+def _smooth(before: float | None, now: float) -> float:
+    return now if before is None else 0.7 * before + 0.3 * now
 
 
 def _trouble(error: redis.RedisError) -> None:

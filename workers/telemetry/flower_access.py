@@ -71,10 +71,21 @@ def close_every_page() -> None:
     to the method OPTIONS.
     """
     from flower.views import BaseHandler
+    from tornado.web import HTTPError
+
+    stock = BaseHandler.get_current_user
+
+    def get_current_user(handler: Any) -> Any:
+        # The command line has the last word on the option, and an empty one would open all.
+        logins = handler.application.options.basic_auth
+        if not logins or not all(map(_is_login, logins)):
+            raise HTTPError(401)
+        return stock(handler)
 
     def prepare(handler: Any) -> None:
         # Looking at it raises 401 where the password is missing or wrong.
         if handler.request.method != "OPTIONS":
             _ = handler.current_user
 
+    BaseHandler.get_current_user = get_current_user
     BaseHandler.prepare = prepare
