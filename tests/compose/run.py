@@ -1,9 +1,9 @@
 """`make compose-test`: compose.yaml under a real Docker engine, and nothing may be lost.
 
 Three worker containers, 2,000 jobs, one container killed and replaced, scaled to two, everything
-stopped and started again. Flower must ask for its password, and a container that is stopped while it starts
-must end in good order. Needs Docker with either Compose, and nothing of Python but its standard
-library. The project has a name, passwords and a port of its own, and is removed at the end.
+stopped and started again. Flower must ask for its password, and a container that is stopped while
+it starts must end in good order. Needs Docker with either Compose, and nothing of Python but its
+standard library. The project has a name, passwords and a port of its own, and is removed at the end.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import redis
 
 from producer.client import Client, Job
 from producer.contract.errors import Cancelled, FleetError
+from producer.contract.local_broker import local_broker_url
 from producer.contract.names import FREE, GROUP, Keys, Priority
 from producer.contract.settings import Settings
 from tests.support.engines import Do, row
@@ -60,13 +61,14 @@ Json = Any
 class Flower:
     """One Flower process, started as docs/flower.md says."""
 
-    def __init__(self, url: str, folder: Path, **environ: str) -> None:
+    def __init__(self, url: str, folder: Path, *options: str, **environ: str) -> None:
         self.port, self._log = free_port(), folder / "flower.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "celery", "-A", "workers.app", "flower"),
                     *("--conf=configs/flowerconfig.py", f"--port={self.port}"),
+                    *options,
                 ],
                 cwd=ROOT,
                 env={**os.environ, "FLEET_BROKER_URL": url, "PYTHONWARNINGS": "ignore", **environ},
@@ -83,16 +85,7 @@ class Flower:
 
     def get(self, path: str, login: str | None = LOGIN, *, method: str = "GET") -> tuple[int, str]:
         """Return the status and the text of a page."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
-        if login is not None:
-            word = base64.b64encode(login.encode()).decode()
-            request.add_header("Authorization", f"Basic {word}")
-        try:
-            with urllib.request.urlopen(request, timeout=10) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return get(self.port, path, login, method=method)
 
     def page(self, path: str) -> str:
         status, text = self.get(path)
@@ -117,9 +110,27 @@ class Flower:
         return False
 
 
+def get(port: int, path: str, login: str | None, *, method: str = "GET") -> tuple[int, str]:
+    """Return the status and the text of a page of the Flower at ``port``."""
+    word = None if login is None else base64.b64encode(login.encode()).decode()
+    return send(port, path, word and f"Basic {word}", method=method)
+
+
+def send(port: int, path: str, header: str | None, *, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    if header is not None:
+        request.add_header("Authorization", header)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
 @contextlib.contextmanager
-def running_flower(url: str, folder: Path, **environ: str) -> Iterator[Flower]:
-    started = Flower(url, folder, **environ)
+def running_flower(url: str, folder: Path, *options: str, **environ: str) -> Iterator[Flower]:
+    started = Flower(url, folder, *options, **environ)
     try:
         started.wait_answers()
         yield started
@@ -181,8 +192,11 @@ class Story:
 def story(server: TestServer, worker: Worker, flower: Flower) -> Story:
     """Run 500 jobs behind one that holds the instance up, so that they wait and go in batches."""
     with Client(Settings(broker_url=server.url)) as client:
-        jobs = [client.submit(MODEL, {"x": row(Do.SLEEP, 3.0)})]
-        wait_until(lambda: flower.workers()[worker.node]["active"] == 1, what="one active job")
+        jobs = [client.submit(MODEL, {"x": row(Do.SLEEP, 4.0)})]
+        wait_until(
+            lambda: flower.queues()[f"fleet.{MODEL}"]["messages_unacknowledged"] == 1,
+            what="the claim of the first job",
+        )
         jobs += client.submit_many(TIGHT, [{"x": row()}] * OUT_OF_MEMORY)
         jobs += client.submit_many(MODEL, [{"x": row(Do.REFUSE)}] * (FAILING - 2))
         jobs += client.submit_many(MODEL, [{"wrong": row()}] * 2)
@@ -192,6 +206,7 @@ def story(server: TestServer, worker: Worker, flower: Flower) -> Story:
         good = JOBS - len(jobs)
         jobs += client.submit_many(MODEL, [{"x": row(argument=SECRET)}] * good)
         queued = flower.queues()
+        wait_until(lambda: flower.workers()[worker.node]["active"] == 1, what="one active job")
         ended, out_of_memory = _outcomes(jobs)
     wait_until(
         lambda: all(task["state"] in ended for task in _tasks(flower).values()),
@@ -345,14 +360,23 @@ def test_pages_of_a_task_and_of_the_worker_show_no_data(
 def test_without_a_password_one_is_made_up_and_printed_once(
     server: TestServer, tmp_path: Path
 ) -> None:
-    with running_flower(server.url, tmp_path, FLOWER_BASIC_AUTH="") as running:
+    stock_opens = {"FLOWER_BASIC_AUTH": "", "FLOWER_UNAUTHENTICATED_API": "true"}
+    with running_flower(server.url, tmp_path, **stock_opens) as running:
         (said,) = re.findall(r"user (\S+), password (\S+) ", running.said)
         user, password = said
 
         assert running.get("/", None)[0] == 401
         assert running.get("/", ":")[0] == 401
+        assert running.get("/api/tasks", None)[0] == 401
         assert running.get("/", f"{user}:{password}")[0] == 200
         assert running.said.count(password) == 1
+
+
+def test_the_command_line_cannot_take_the_password_away(server: TestServer, tmp_path: Path) -> None:
+    with running_flower(server.url, tmp_path, "--basic-auth=") as running:
+        for word in ("", "=", "Og=="):
+            for path in ("/", "/api/tasks", "/metrics"):
+                assert send(running.port, path, f"Basic {word}")[0] == 401
 
 
 @pytest.mark.parametrize("text", ["no-colon", "name:", ":word", "a:b,", "näme:word"])
@@ -365,3 +389,28 @@ def test_a_password_that_closes_nothing_is_refused(
     assert "FLOWER_BASIC_AUTH must be user:password" in flower.said
     assert "Traceback" not in flower.said
     assert text not in flower.said
+
+
+@pytest.mark.skipif(local_broker_url() is not None, reason="`fleet up` runs in this folder")
+def test_fleet_up_prints_where_it_is_and_its_password(server: TestServer, tmp_path: Path) -> None:
+    """With a configuration folder that has no flowerconfig.py."""
+    said = tmp_path / "up.log"
+    with config_folder({MODEL: SCRIPTED}) as config, said.open("wb") as log:
+        environ = {"FLEET_BROKER_URL": server.url, "FLEET_CONFIG": str(config)}
+        up = subprocess.Popen(
+            [sys.executable, "-m", "producer.cli", "up", "--flower"],
+            cwd=ROOT,
+            env={**os.environ, **environ, "FLEET_INSTANCES": "1", "PYTHONWARNINGS": "ignore"},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            (port, password), *_ = wait_until(
+                lambda: re.findall(r":(\d+)  user fleet, password (\S+) ", said.read_text()),
+                what="the line about Flower",
+            )
+            assert get(int(port), "/", None)[0] == 401
+            assert get(int(port), "/", f"fleet:{password}")[0] == 200
+        finally:
+            up.terminate()
+            assert up.wait(timeout=30) == 0

@@ -12,9 +12,7 @@ NODE = "celery@host"
 
 
 def said(*states: str, text: str = "") -> dict[str, Any]:
-    instances = [
-        {"slot": slot, "state": state, "text": text} for slot, state in enumerate(states)
-    ]
+    instances = [{"slot": slot, "state": state, "text": text} for slot, state in enumerate(states)]
     return {"pool": {"instances": instances}}
 
 

@@ -31,9 +31,7 @@ def refusal(folder: Path, machine: str) -> str:
 
 
 def test_the_table_wins_over_the_file_and_a_variable_over_both(folder: Path) -> None:
-    settings = WorkerSettings.load(
-        folder, {"FLEET_MACHINE": "lab.small", "FLEET_INSTANCES": "5"}
-    )
+    settings = WorkerSettings.load(folder, {"FLEET_MACHINE": "lab.small", "FLEET_INSTANCES": "5"})
 
     assert (settings.grace_s, settings.threads, settings.instances) == (5, 3, 5)
 
