@@ -70,6 +70,13 @@ def active_queues(state: Any) -> list[dict[str, Any]]:
             "routing_key": queue_of(model),
             "type": "stream",
             "durable": True,
+            # Flower's page of a worker shows each of these.
+            "exclusive": False,
+            "auto_delete": False,
+            "no_ack": False,
+            "alias": None,
+            "queue_arguments": None,
+            "binding_arguments": None,
         }
         for model in state.consumer.pool.models
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from producer.contract.call import shapes_of
 from producer.contract.errors import EngineFailed, Expired, FleetError
 from workers.answers import Answer, Answers
 from workers.batching.closing import Closed
@@ -184,7 +185,7 @@ class Endings:
             reason = f"OutOfMemory({times}x), answered in {answer.about.get('precision')}"
             self._events.retried(job, reason)
         if error is None:
-            shapes = _shapes(answer.outputs)
+            shapes = shapes_of(answer.outputs or {})
             runtime_s = answer.about.get("compute_s", 0.0)
             self._events.succeeded(job, runtime_s=runtime_s, shapes=shapes)
         elif answer.state == "REVOKED":
@@ -192,13 +193,3 @@ class Endings:
         else:
             self._events.failed(job, error)
 
-
-def _shapes(outputs: Any) -> str:
-    """Return what a result looks like without showing it."""
-    if not isinstance(outputs, dict):
-        return type(outputs).__name__
-    parts = (
-        f"{name}: {getattr(value, 'shape', type(value).__name__)}"
-        for name, value in outputs.items()
-    )
-    return "{" + ", ".join(parts) + "}"

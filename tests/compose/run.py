@@ -2,8 +2,10 @@
 
 Three worker containers, 2,000 jobs, one container killed and replaced, scaled to two, everything
 stopped and started again. Flower must ask for its password, and a container that is stopped while
-it starts must end in good order. Needs Docker with either Compose, and nothing of Python but its
-standard library. The project has a name, passwords and a port of its own, and is removed at the end.
+it starts must end in good order.
+
+Needs Docker with either Compose, and nothing of Python but its standard library. The project has a
+name, passwords and a port of its own, and is removed at the end.
 """
 
 from __future__ import annotations
@@ -118,9 +120,8 @@ def _run(compose: Compose, log: Path) -> None:
     with _step(f"{JOBS} jobs sent"):
         _app(compose, "send")
     _wait_answered(compose, 300)
-    killed = compose.containers("workers")[0]
-    with _step("docker kill of one worker container"):
-        compose.docker("kill", "-s", "KILL", killed)
+    with _step("docker kill -s KILL of one worker container"):
+        compose.docker("kill", "-s", "KILL", compose.containers("workers")[0])
     _wait_answered(compose, 600)
     with _step("up -d --scale workers=3"):
         compose("up", "-d", "--scale", "workers=3")
@@ -133,7 +134,7 @@ def _run(compose: Compose, log: Path) -> None:
     _flower(compose)
     with _step("stop"):
         compose("stop")
-    _ended_well(compose, except_for=killed)
+    _ended_well(compose)
     with _step("up -d --scale workers=2"):
         compose("up", "-d", "--scale", "workers=2")
     _say(f"{compose.waiting()} jobs wait")
@@ -223,15 +224,13 @@ def _get(port: int, page: str, login: str) -> tuple[int, str]:
         raise Failed(f"Flower does not answer {page}: {error}") from error
 
 
-def _ended_well(compose: Compose, *, except_for: str) -> None:
-    containers = [
-        container
+def _ended_well(compose: Compose) -> None:
+    template = "{{.Name}} {{.State.ExitCode}}"
+    ends = [
+        compose.inspect(container, template)
         for service in ("redis", "workers", "flower")
         for container in compose.containers(service, "-a")
-        if container != except_for
     ]
-    template = "{{.Name}} {{.State.ExitCode}}"
-    ends = [compose.inspect(container, template) for container in containers]
     if bad := [end for end in ends if not end.endswith(" 0")]:
         raise Failed(f"Not every container ended with 0: {', '.join(bad)}")
     _say(f"all {len(ends)} containers ended with exit code 0")

@@ -282,7 +282,7 @@ def test_a_task_has_its_model_worker_times_and_shapes(story: Story, worker: Work
         assert task["received"] <= task["started"] <= task["succeeded"]
         model = task["name"].removeprefix("fleet.infer.")
         assert task["args"] == f"('{model}', {{x: float32[1, 3]}})"
-        assert task["result"] == "{y: (1, 3)}"
+        assert task["result"] == "{y: float32[1, 3]}"
     for job_id in story.ended["FAILURE"]:
         assert story.tasks[job_id]["exception"]
     for job_id in story.ended["REVOKED"]:

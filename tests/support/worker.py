@@ -33,7 +33,8 @@ class Worker:
 
     def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
         self._server, self._config, self.node = server, config, f"{node}@test"
-        self.log_path = config / f"{node}.log"
+        self._folder = tempfile.TemporaryDirectory(prefix="fleet-worker-")
+        self.log_path = Path(self._folder.name, f"{node}.log")
         self.environ = {
             **os.environ,
             "FLEET_BROKER_URL": server.url,
