@@ -5,18 +5,25 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	&& { echo $$python; break; }; done)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format chaos bench clean
+.PHONY: help demo up compose-up compose-test test check format chaos bench clean
 
 help:  ## list what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
 demo: .venv/run.stamp  ## answer 540 real digits, then again with too little memory (3 minutes)
 	$(BIN)/fleet demo
 
 up: .venv/run.stamp  ## a server and a worker on this machine, until Ctrl-C
 	$(BIN)/fleet up
+
+compose-up: .env  ## Redis, workers and Flower in containers; the first time with new passwords
+	$(COMPOSE) up -d --build
+
+compose-test:  ## kill, scale and stop containers under 2,000 jobs (2 minutes)
+	$(PYTHON) -m tests.compose.run
 
 test: .venv/dev.stamp  ## unit, contract and integration tests
 	$(BIN)/python -m pytest -m "not chaos and not gpu"
@@ -39,6 +46,9 @@ bench: .venv/dev.stamp  ## jobs per second beside plain Celery
 
 clean:  ## remove what make made
 	rm -rf .venv .fleet .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+.env:
+	@$(PYTHON) scripts/compose_env.py
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed, and none is on PATH." >&2; exit 2; }

@@ -33,8 +33,8 @@ class Worker:
 
     def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
         self._server, self._config, self.node = server, config, f"{node}@test"
-        self._folder = tempfile.TemporaryDirectory(prefix="fleet-worker-")
-        self.log_path = Path(self._folder.name, f"{node}.log")
+        self.folder = tempfile.TemporaryDirectory(prefix="fleet-worker-")
+        self.log_path = Path(self.folder.name, f"{node}.log")
         self.environ = {
             **os.environ,
             "FLEET_BROKER_URL": server.url,
@@ -164,6 +164,7 @@ def running_worker(
             children = worker.instance_pids()
             worker.process.kill()
             worker.process.wait(timeout=30)
+        worker.folder.cleanup()
         wait_until(lambda: not any(map(alive, children)), what="no orphan", timeout_s=5)
 
 
