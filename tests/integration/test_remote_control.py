@@ -207,7 +207,7 @@ def test_the_command_line_says_the_same(worker: Worker, command: list[str], says
 
 
 def test_shutdown_ends_the_worker_in_good_order(server: TestServer, worker: Worker) -> None:
-    with running_worker(server, worker.log_path.parent, node="leaving") as leaving:
+    with running_worker(server, worker.config, node="leaving") as leaving:
         with make_app(Settings(broker_url=server.url)) as app:
             app.control.shutdown(destination=["leaving@test"])
 

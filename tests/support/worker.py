@@ -32,7 +32,7 @@ class Worker:
     """One worker: a parent process and its instances."""
 
     def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
-        self._server, self._config, self.node = server, config, f"{node}@test"
+        self._server, self.config, self.node = server, config, f"{node}@test"
         self.folder = tempfile.TemporaryDirectory(prefix="fleet-worker-")
         self.log_path = Path(self.folder.name, f"{node}.log")
         self.environ = {
