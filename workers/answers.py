@@ -121,7 +121,7 @@ class Answers:
         job = answer.job
         return Context(
             {
-                **job.headers,
+                **{name: value for name, value in job.headers.items() if _is_plain(name)},
                 **{key: job.embed.get(key) for key in ("callbacks", "errbacks", "chain", "chord")},
                 "delivery_info": job.properties.get("delivery_info") or {},
                 "correlation_id": job.properties.get("correlation_id"),
@@ -130,6 +130,13 @@ class Answers:
                 "fleet": dict(answer.about),
             }
         )
+
+
+def _is_plain(name: object) -> bool:
+    """Return whether a header may become an attribute of Celery's request: a sender chose it."""
+    return (
+        isinstance(name, str) and name != "children" and not callable(getattr(Context, name, None))
+    )
 
 
 def register_infer(app: Celery) -> None:

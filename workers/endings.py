@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import redis
 
@@ -156,17 +155,20 @@ class Endings:
             return answer, self._answers.pack(answer)
         except Exception as error:  # noqa: BLE001 - it fails its job alone
             failed = EngineFailed(f"The reply could not be packed: {type(error).__name__}.")
-            answer = dataclasses.replace(answer, outputs=None, error=failed)
-            return answer, self._answers.pack(answer)
+            packed = self._answers.pack_failure(answer.job.job_id, failed, answer.about)
+            return dataclasses.replace(answer, outputs=None, error=failed), packed
 
     def _store(self, results: redis.Redis, ends: Sequence[End]) -> None:
         """Store results on their own server, before the entries are acked on the broker."""
+        keys = self._ledger.keys
+        packed = {keys.result(end.job_id): end.payload for end in ends if end.payload is not None}
         pipe = results.pipeline(transaction=False)
-        for end in ends:
-            if end.payload is not None:
-                key = self._ledger.keys.result(end.job_id)
-                pipe.set(key, end.payload, ex=self._ledger.result_ttl_s, nx=True)
-                pipe.publish(key, end.payload)
+        for key, payload in packed.items():
+            pipe.set(key, payload, ex=self._ledger.result_ttl_s, nx=True)
+        for (key, payload), stored in zip(packed.items(), pipe.execute(), strict=True):
+            # A terminal result that was there before stays, and nobody hears of another.
+            if stored:
+                pipe.publish(key, payload)
         pipe.execute()
 
     def _count(self, answer: Answer) -> None:
@@ -192,4 +194,3 @@ class Endings:
             self._events.revoked(job, expired=isinstance(error, Expired))
         else:
             self._events.failed(job, error)
-

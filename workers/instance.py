@@ -48,6 +48,8 @@ class Hello:
 
 def run(hello: Hello) -> None:
     """Be the instance that ``hello`` describes; returns when it has drained."""
+    # An engine may start processes of its own; none may hold the pipe open that tells of our end.
+    os.set_inheritable(hello.report_fd, False)
     logs.configure(hello.log_level, who=f"instance-{hello.slot}")
     from workers.app import app
 

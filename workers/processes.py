@@ -168,12 +168,24 @@ class Processes:
                 except Exception:
                     logger.exception("watcher.failed")
             self._kill_hung(time.monotonic())
+            self._find_dead()
 
     def _hear(self, slot: Slot) -> None:
         with self._lock:
+            if slot.process is not None and not slot.process.read():
+                self._take_out(slot)
+
+    def _find_dead(self) -> None:
+        """See a death that the pipe does not show: something the instance started holds it open."""
+        with self._lock:
+            for slot in self._slots:
+                if slot.process is not None and slot.process.popen.poll() is not None:
+                    self._take_out(slot)
+
+    def _take_out(self, slot: Slot) -> None:
+        with self._lock:
             heard = slot.process
-            if heard is None or heard.read():
-                return
+            assert heard is not None
             self._selector.unregister(heard.report_fd)
             heard.kill(by_us=False)
             status = heard.close()

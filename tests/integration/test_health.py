@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -102,7 +103,12 @@ def test_without_a_server_no_worker_is_healthy(worker: Worker) -> None:
 def test_a_stop_before_anything_is_loaded_ends_the_worker_in_order(
     server: TestServer, config: Path
 ) -> None:
-    environ = Worker(server, config, {}, "early").environ
+    environ = {
+        **os.environ,
+        "FLEET_BROKER_URL": server.url,
+        "FLEET_CONFIG": str(config),
+        "PYTHONPATH": str(ROOT),
+    }
     # As the image's entry point does; the mask is inherited.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:

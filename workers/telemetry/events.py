@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 #: Far above the events of one batch, so that only `flush` sends.
 _NEVER_BY_COUNT: Final = 1_000_000
 
+#: Characters of a sender's text that an event carries.
+_LONGEST_TEXT: Final = 1024
+
 
 class TaskEvents:
     """Received and started at begin, one outcome at complete, arguments as shapes only."""
@@ -30,9 +33,9 @@ class TaskEvents:
         self._add(
             "task-received",
             job,
-            name=headers.get("shadow") or headers.get("task"),
-            args=headers.get("argsrepr") or "",
-            kwargs=headers.get("kwargsrepr") or "",
+            name=_short(headers.get("shadow") or headers.get("task")),
+            args=_short(headers.get("argsrepr") or ""),
+            kwargs=_short(headers.get("kwargsrepr") or ""),
             root_id=headers.get("root_id"),
             parent_id=headers.get("parent_id"),
             retries=headers.get("retries") or 0,
@@ -86,3 +89,8 @@ class TaskEvents:
         if dispatcher is not None:
             dispatcher.close()
             dispatcher.connection.collect()
+
+
+def _short(text: object) -> str:
+    """Return a sender's words at a length that suits an event: others share the message."""
+    return str(text)[:_LONGEST_TEXT]
