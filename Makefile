@@ -13,7 +13,7 @@ COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
-demo: .venv/run.stamp  ## answer 540 real digits, then again with too little memory (3 minutes)
+demo: .venv/run.stamp  ## answer 540 real digits, then again with too little memory (under a minute)
 	$(BIN)/fleet demo
 
 up: .venv/run.stamp  ## a server and a worker on this machine, until Ctrl-C

@@ -124,7 +124,11 @@ def status(as_json: bool) -> None:
     """Show the workers, their instances and their counters.
 
     An instance is one process with its engines. It is starting, loading, ready, draining, or
-    broken: then the text says why, and it goes on trying.
+    broken: then the text says why, and it goes on trying. Counters are a few seconds old.
+
+    "closed" says why batches were run as they were: full, or the queue was empty, or they had
+    waited as long as the model lets them (delay), or held enough bytes, or their job had to run
+    alone because its last start had no end.
     """
     fleet = _read()
     if as_json:
@@ -304,7 +308,7 @@ def main() -> None:
     """Run the command; the entry point of the package."""
     if importlib.util.find_spec("rich") is None:
         click.echo(
-            'fleet: the command needs its extra: pip install "fleet-inference[cli]"',
+            'fleet: the command needs its extra. In the clone: pip install ".[cli]"',
             file=sys.stderr,
         )
         raise SystemExit(2)

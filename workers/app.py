@@ -27,14 +27,25 @@ from workers.telemetry import logs
 
 _POOL: Final = "workers.pool:InstancePool"
 
+#: Exit status for a mistake in the configuration or on the command line.
+_EX_USAGE: Final = 2
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.stderr.write(f"fleet: {' '.join(text.split())}\n")
+    sys.exit(_EX_USAGE)
+
+
 app = make_app()
+try:
+    # Read now: Celery's command would meet a mistake in a place where it ends in a traceback.
+    _ = app.settings
+except FleetError as error:
+    _refuse(str(error))
 app.conf.worker_pool = _POOL
 app.conf.worker_consumer = "workers.consumer:FleetConsumer"
 app.conf.worker_autoscaler = "workers.scaler:CeleryAutoscaler"
 register_infer(app)
-
-#: Exit status for a mistake in the configuration or on the command line.
-_EX_USAGE: Final = 2
 
 _BATCH_LIMIT: Final = "set batch_timeout_s in configs/fleet.toml"
 _CLAIMS: Final = "an instance claims what it runs next and no more"
@@ -117,9 +128,10 @@ def _look_before_start(
     instance: Any = None, conf: Any = None, options: Mapping[str, Any] | None = None, **_: Any
 ) -> None:
     # Celery's own handlers come later; until then a SIGTERM must not look like a crash.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))
     # `fleet worker` holds back those that came before; here the first is obeyed.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
     options = options or {}
     if text := meaningless_option(options, conf):
         _refuse(text)
@@ -152,8 +164,3 @@ def _count_instances(sender: Any = None, **_: Any) -> None:
 @setup_logging.connect
 def _log_our_way(loglevel: Any = None, **_: Any) -> None:
     logs.configure(loglevel or "WARNING", who="worker")
-
-
-def _refuse(text: str) -> NoReturn:
-    sys.stderr.write(f"fleet: {' '.join(text.split())}\n")
-    sys.exit(_EX_USAGE)

@@ -4,9 +4,10 @@ answered.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from producer.contract.errors import Cancelled, EngineFailed, FleetError, WorkerLost
 from producer.contract.names import model_of
@@ -56,9 +57,15 @@ class Begun:
         return (*self.runs, *(answer.job for answer in self.answered))
 
 
-def read_claim(claimed: Claimed, runner: ModelRunner) -> Batch:
-    """Decode every claimed entry; one that cannot be read stands apart from the others."""
-    read = [read_entry(entry, queue=claimed.queue, runner=runner) for entry in claimed.entries]
+def read_claim(claimed: Claimed, runner: ModelRunner, *, tick: Callable[[], None]) -> Batch:
+    """Decode every claimed entry; one that cannot be read stands apart from the others.
+
+    ``tick`` is called before each: together they may take longer than a loop may be silent.
+    """
+    read = []
+    for entry in claimed.entries:
+        tick()
+        read.append(read_entry(entry, queue=claimed.queue, runner=runner))
     return Batch(
         queue=claimed.queue,
         closed=claimed.closed,
@@ -143,7 +150,8 @@ def run_engine(runner: ModelRunner, prepared: Sequence[Prepared]) -> list[Outcom
     began_s = time.monotonic()
     try:
         return runner.run(list(prepared))
-    except Exception as error:  # noqa: BLE001 - the process goes on
+    except (Exception, SystemExit, concurrent.futures.CancelledError) as error:  # noqa: BLE001
+        # Whatever an engine raises ends its jobs; the process and its other jobs go on.
         failed = EngineFailed(f"{type(error).__name__} while the batch ran: {error}")
         return [
             Outcome(

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
+from kombu.exceptions import OperationalError
 
 from producer.contract.names import model_of, queue_of
 from workers.batches import Batch, Begun, answer_of, lost, read_claim, run_engine, sort_begun
@@ -42,6 +43,9 @@ _ROW_BY_ROW_S: Final = 0.1
 
 #: How long the loop waits for the engine before it shows that it lives.
 _TICK_S: Final = 0.25
+
+#: What Redis, or Celery's way to it, raises when it cannot do what it is asked.
+_TROUBLE: Final = (redis.RedisError, OperationalError)
 
 #: The longest gap between two tries after Redis failed.
 _LONGEST_BACKOFF_S: Final = 1.0
@@ -85,7 +89,7 @@ class ClaimLoop:
             try:
                 self._cycle()
                 backoff_s = 0.0
-            except redis.RedisError as error:
+            except _TROUBLE as error:
                 backoff_s = min(_LONGEST_BACKOFF_S, 2 * backoff_s or 0.05)
                 self._recover(error, backoff_s)
         self._finish()
@@ -137,11 +141,12 @@ class ClaimLoop:
             # One server answers with an entry of each stream; those of other models wait for their
             # turn.
             self._exchange(self._ledger.release(queues, keep=mine))
-        return Claimed(queue=queue, closed=Closed.DRAINED, entries=mine)
+        return Claimed(queue=queue, closed=Closed.EMPTY, entries=mine)
 
     def _read(self, claimed: Claimed) -> Batch:
         """Decode a claim; bury at once what nobody can read."""
-        batch = read_claim(claimed, self._loading.runners[model_of(claimed.queue)])
+        runner = self._loading.runners[model_of(claimed.queue)]
+        batch = read_claim(claimed, runner, tick=self._status.tick)
         if batch.unreadable:
             bad = [self._endings.bury_unreadable(batch.queue, entry) for entry in batch.unreadable]
             self._exchange(*bad)
@@ -149,7 +154,7 @@ class ClaimLoop:
 
     def _gather(self, claimed: Claimed) -> Claimed:
         """Wait for more jobs, as long as the model asks for; by default not at all."""
-        if claimed.closed is not Closed.DRAINED:
+        if claimed.closed is not Closed.EMPTY:
             return claimed
         runner = self._loading.runners[model_of(claimed.queue)]
         spec, began_s = runner.spec, time.monotonic()
@@ -250,7 +255,7 @@ class ClaimLoop:
         try:
             (claimed,) = self._exchange(self._ledger.claim(self._wishes()))
             self._ahead = self._read(claimed) if claimed else None
-        except redis.RedisError as error:
+        except _TROUBLE as error:
             # The running batch goes on; what was claimed unseen is given back before the next
             # claim.
             self._unsure, self._ahead = True, None
@@ -260,7 +265,7 @@ class ClaimLoop:
         self._ahead = None
         try:
             self._exchange(self._ledger.release(self._queues, keep=held))
-        except redis.RedisError as error:
+        except _TROUBLE as error:
             self._unsure = True
             _trouble(error)
 
@@ -270,14 +275,14 @@ class ClaimLoop:
         """End what waits to be ended and make ``calls``, in one round trip; returns the calls'
         answers.
         """
-        ends = self._endings.calls
+        ends = self._endings.calls()
         if not ends and not calls:
             return []
         answers = send(self._client, *ends, *calls)
         self._endings.settle(answers[: len(ends)])
         return answers[len(ends) :]
 
-    def _recover(self, error: redis.RedisError, backoff_s: float) -> None:
+    def _recover(self, error: Exception, backoff_s: float) -> None:
         _trouble(error)
         self._unsure = True
         self._draining.wait(backoff_s)
@@ -306,7 +311,7 @@ class ClaimLoop:
                 self._exchange()
                 self._exchange(self._ledger.release(self._queues, remove=True))
                 break
-            except redis.RedisError as error:
+            except _TROUBLE as error:
                 _trouble(error)
                 time.sleep(_TICK_S)
         self._events.flush()
@@ -337,6 +342,6 @@ def _smooth(before: float | None, now: float) -> float:
     return now if before is None else 0.7 * before + 0.3 * now
 
 
-def _trouble(error: redis.RedisError) -> None:
+def _trouble(error: Exception) -> None:
     """Log what Redis said; its texts hold no payload, and no password."""
     logger.warning("redis.trouble", extra={"error": f"{type(error).__name__}: {error}"[:200]})

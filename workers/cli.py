@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import click
 
 
+def other_pool(celery_options: Sequence[str]) -> str | None:
+    """Return the pool that ``-P`` or ``--pool`` names, unless it means ours."""
+    for option, value in itertools.pairwise((*celery_options, "")):
+        name, equals, inline = option.partition("=")
+        if name == "--pool" or option == "-P":
+            named = inline if equals else value
+        elif option.startswith("-P"):
+            named = option[2:]
+        else:
+            continue
+        return None if named in ("prefork", "workers.pool:InstancePool") else named
+    return None
+
+
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
 )
 @click.argument("celery_options", nargs=-1, type=click.UNPROCESSED)
 def worker(celery_options: tuple[str, ...]) -> None:
     """Run one worker: celery -A workers.app worker.
 
-    Takes the options of `celery worker`; --help lists them.
+    \b
+    Options of `celery worker` that mean something here:
+      -c N                    at most N instances (all there are)
+      --autoscale MAX,MIN     let the queues decide how many instances run
+      -Q fleet.A,fleet.B      serve these models only
+      -n NAME                 the node's name
+      -l LEVEL                what is logged (WARNING)
+      -f FILE, --pidfile, -D, --uid, --gid
+
+    Other options are refused with what to do instead. Everything else is in configs/fleet.toml.
     """
+    if pool := other_pool(celery_options):
+        # Celery would try to import it before it asks us.
+        click.echo(f"fleet: the {pool} pool cannot hold engines; leave -P out.", err=True)
+        sys.exit(2)
     # Kept until the worker can obey it: as process 1 of a container it would be thrown away while
     # nobody handles it, and a stop would last until the supervisor kills.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     # The same process from here on, so that a supervisor's signals reach Celery itself.
     command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", *celery_options]
     os.execv(sys.executable, command)

@@ -7,14 +7,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 import redis
+from kombu.exceptions import OperationalError
 
 from producer.contract.call import shapes_of
 from producer.contract.errors import EngineFailed, Expired, FleetError
+from producer.contract.names import model_of
 from workers.answers import Answer, Answers
 from workers.batching.closing import Closed
-from workers.delivery.ledger import End, Ending, Entry, Ledger, Letter
+from workers.delivery.ledger import End, Ending, Ledger, Letter
 from workers.delivery.scripts import Call
 from workers.jobs import Job, Unreadable
 from workers.runner import Outcome, Prepared
@@ -24,12 +27,23 @@ from workers.telemetry.events import TaskEvents
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """Answers of one queue and the call that ends their jobs."""
+#: A reply that is larger is refused: Redis takes no value above 512 MiB, and no client wants one.
+_MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
 
-    answers: tuple[Answer, ...]
-    call: Call[list[Ending]]
+#: Replies that one call carries; a server reads a call as a whole before it runs it.
+_CALL_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """One answer on its way: through the tracer or packed, then stored, then ended in Redis."""
+
+    queue: str
+    answer: Answer
+    #: What `complete` stores; None when it lies under its key already.
+    payload: bytes | None = None
+    #: Whether nothing but the ending itself is left to do.
+    stored: bool = False
 
 
 class Endings:
@@ -52,67 +66,110 @@ class Endings:
         self.worker = worker
         self._waiting: list[_Waiting] = []
 
-    @property
-    def held(self) -> list[Entry]:
-        """The entries whose end Redis has not confirmed."""
-        return [answer.job.entry for waiting in self._waiting for answer in waiting.answers]
-
-    @property
-    def calls(self) -> list[Call[list[Ending]]]:
-        """What is still to be sent; sending it twice changes nothing."""
-        return [waiting.call for waiting in self._waiting]
-
     def add_answers(self, queue: str, answers: Sequence[Answer]) -> None:
-        """Pack ``answers``, or let the tracer store them, and keep the call that ends their jobs.
+        """Keep ``answers`` until Redis has confirmed the end of their jobs."""
+        self._waiting += [_Waiting(queue=queue, answer=answer) for answer in answers]
 
-        A job that the tracer could not end stays unfinished: its start is counted, it runs alone
-        next time.
+    def calls(self) -> list[Call[list[Ending]]]:
+        """Return the calls that end what waits; sending them twice changes nothing.
+
+        Packs, traces and stores what was not yet; may raise what redis-py raises, and goes on where
+        it was at the next call.
         """
-        packed: list[tuple[Answer, bytes | None]] = []
-        for answer in answers:
-            if not self._answers.needs_tracer(answer.job):
-                packed.append(self._pack(answer))
-            elif self._owns(answer) and self._answers.trace(answer):
-                packed.append((answer, None))
-        if not packed:
-            return
-        ends = [
-            End(
-                entry=answer.job.entry,
-                job_id=answer.job.job_id,
-                payload=payload,
-                reply_to=answer.job.reply_to,
-            )
-            for answer, payload in packed
-        ]
-        if self._results is not None:
-            self._store(self._results, ends)
-        call = self._ledger.complete(queue, ends, store=self._results is None)
-        self._waiting.append(_Waiting(answers=tuple(answer for answer, _ in packed), call=call))
+        for waiting in self._waiting:
+            if not waiting.stored:
+                self._store_one(waiting)
+        return [self._call(part) for part in self._parts()]
 
     def settle(self, endings: Sequence[list[Ending]]) -> None:
         """Note that Redis took every waiting call; tell and count each job that was still ours."""
-        for waiting, results in zip(self._waiting, endings, strict=True):
-            for answer, ending in zip(waiting.answers, results, strict=True):
-                if ending is Ending.LOST:
-                    logger.warning("job.lost", extra={"job_id": answer.job.job_id})
-                else:
-                    self._tell(answer)
+        results = (ending for part in endings for ending in part)
+        for waiting, ending in zip(self._ordered(), results, strict=True):
+            if ending is Ending.LOST:
+                logger.warning("job.lost", extra={"job_id": waiting.answer.job.job_id})
+            else:
+                self._tell(waiting.answer)
         self._waiting.clear()
 
-    def bury(self, queue: str, job: Job, error: FleetError, letter: Letter) -> Call[bool]:
-        """Return the call that makes a dead letter of ``job`` and stores ``error`` as its
-        result.
+    def _store_one(self, waiting: _Waiting) -> None:
+        answer = waiting.answer
+        traced = self._answers.needs_tracer(answer.job)
+        if (traced or self._results is not None) and not self._owns(answer):
+            # Whoever lost a claim does not answer for it; `complete` says so once more.
+            waiting.stored = True
+            return
+        if traced:
+            waiting.answer, waiting.payload = self._trace(answer)
+        else:
+            waiting.answer, waiting.payload = self._pack(answer)
+        if self._results is not None and waiting.payload is not None:
+            self._store(self._results, answer.job.job_id, waiting.payload)
+            waiting.payload = None
+        waiting.stored = True
+
+    def _trace(self, answer: Answer) -> tuple[Answer, bytes | None]:
+        """Let Celery end the job; one whose callbacks cannot be sent at all fails for that.
+
+        The tracer stores the failure itself where it can; ours stands only where there is none.
         """
-        about = {"attempts": letter.attempts, "worker": self.worker}
+        try:
+            if self._answers.trace(answer):
+                return answer, None
+            text = "its callbacks could not be sent"
+        except (redis.RedisError, OperationalError):
+            raise
+        except Exception as error:  # noqa: BLE001 - it fails its job alone
+            text = f"its callbacks could not be sent: {type(error).__name__}"
+        failed = EngineFailed(f"The job was answered, but {text}.")
+        failure = self._answers.pack_failure(answer.job.job_id, failed, answer.about)
+        return dataclasses.replace(answer, outputs=None, error=failed), failure
+
+    def _ordered(self) -> list[_Waiting]:
+        """Return what waits, each queue's together, in the order of `_parts`."""
+        queues = dict.fromkeys(waiting.queue for waiting in self._waiting)
+        return [each for queue in queues for each in self._waiting if each.queue == queue]
+
+    def _parts(self) -> list[list[_Waiting]]:
+        """Return what waits in parts of one queue and a bounded size, one for each call."""
+        parts: list[list[_Waiting]] = []
+        size = 0
+        for waiting in self._ordered():
+            size += len(waiting.payload or b"")
+            if not parts or parts[-1][0].queue != waiting.queue or size > _CALL_BYTES:
+                parts.append([])
+                size = len(waiting.payload or b"")
+            parts[-1].append(waiting)
+        return parts
+
+    def _call(self, part: Sequence[_Waiting]) -> Call[list[Ending]]:
+        ends = [
+            End(
+                entry=waiting.answer.job.entry,
+                job_id=waiting.answer.job.job_id,
+                payload=waiting.payload,
+                reply_to=waiting.answer.job.reply_to,
+            )
+            for waiting in part
+        ]
+        return self._ledger.complete(part[0].queue, ends)
+
+    def bury(self, queue: str, job: Job, error: FleetError, letter: Letter) -> Call[bool]:
+        """Return the call that makes a dead letter of ``job`` and stores ``error`` as its result.
+
+        Chords and errbacks hear of it first: they fire at least once.
+        """
+        about = {"model": model_of(queue), "attempts": letter.attempts, "worker": self.worker}
         answer = Answer(job=job, error=error, about=about)
         self._count(answer)
         self._events.received(job)
         self._events.failed(job, error)
-        payload = self._answers.pack(answer)
-        if self._results is not None:
-            self._store(self._results, [End(entry=job.entry, job_id=job.job_id, payload=payload)])
-            payload = b""
+        if self._answers.needs_tracer(job):
+            answer, payload = self._trace(answer)
+        else:
+            answer, payload = self._pack(answer)
+        if self._results is not None and payload is not None:
+            self._store(self._results, job.job_id, payload)
+            payload = None
         return self._ledger.bury(
             queue, job.entry, job.job_id, letter, payload=payload, reply_to=job.reply_to
         )
@@ -124,8 +181,7 @@ class Endings:
         if bad.job_id is not None:
             payload = self._answers.pack_failure(bad.job_id, bad.error, {"worker": self.worker})
             if self._results is not None:
-                end = End(entry=bad.entry, job_id=bad.job_id, payload=payload)
-                self._store(self._results, [end])
+                self._store(self._results, bad.job_id, payload)
                 payload = None
         logger.error("entry.unreadable", extra={"queue": queue, "entry": bad.entry.entry_id})
         return self._ledger.bury(
@@ -152,24 +208,28 @@ class Endings:
 
     def _pack(self, answer: Answer) -> tuple[Answer, bytes]:
         try:
-            return answer, self._answers.pack(answer)
+            packed = self._answers.pack(answer)
+            if len(packed) <= _MAX_REPLY_BYTES:
+                return answer, packed
+            text = (
+                f"The reply has {len(packed):,} bytes, more than the {_MAX_REPLY_BYTES:,} that are "
+                "stored. Send fewer rows in one job."
+            )
         except Exception as error:  # noqa: BLE001 - it fails its job alone
-            failed = EngineFailed(f"The reply could not be packed: {type(error).__name__}.")
-            packed = self._answers.pack_failure(answer.job.job_id, failed, answer.about)
-            return dataclasses.replace(answer, outputs=None, error=failed), packed
+            text = f"The reply could not be packed: {type(error).__name__}."
+        failed = EngineFailed(text)
+        packed = self._answers.pack_failure(answer.job.job_id, failed, answer.about)
+        return dataclasses.replace(answer, outputs=None, error=failed), packed
 
-    def _store(self, results: redis.Redis, ends: Sequence[End]) -> None:
-        """Store results on their own server, before the entries are acked on the broker."""
+    def _store(self, results: redis.Redis, job_id: str, payload: bytes) -> None:
+        """Store one result on its own server, before the entry is acked on the broker."""
         keys = self._ledger.keys
-        packed = {keys.result(end.job_id): end.payload for end in ends if end.payload is not None}
-        pipe = results.pipeline(transaction=False)
-        for key, payload in packed.items():
-            pipe.set(key, payload, ex=self._ledger.result_ttl_s, nx=True)
-        for (key, payload), stored in zip(packed.items(), pipe.execute(), strict=True):
-            # A terminal result that was there before stays, and nobody hears of another.
-            if stored:
-                pipe.publish(key, payload)
-        pipe.execute()
+        if self._client.exists(keys.fence(job_id)):
+            return
+        key = keys.result(job_id)
+        # A terminal result that was there before stays, and nobody hears of another.
+        if results.set(key, payload, ex=self._ledger.result_ttl_s, nx=True):
+            results.publish(key, payload)
 
     def _count(self, answer: Answer) -> None:
         counters = self._status.counters[str(answer.about.get("model", ""))]

@@ -39,7 +39,10 @@ def health(node: str | None = None) -> str:
 def verdict(node: str, stats: Mapping[str, Any] | None) -> str:
     """Judge what a worker said to ``inspect stats``; None means that it said nothing."""
     if stats is None:
-        raise NotHealthy(f"{node} does not answer within {_ANSWER_WITHIN_S:g} s.")
+        raise NotHealthy(
+            f"{node} does not answer within {_ANSWER_WITHIN_S:g} s. `fleet status` lists the "
+            "workers that run; name one with -n."
+        )
     instances = [each for each in stats["pool"]["instances"] if each["state"] != "stopped"]
     ready = sum(instance["state"] == "ready" for instance in instances)
     if not ready:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kombu.serialization import loads
 
-from producer.contract.call import parse_call
+from producer.contract.call import parse_call, shapes_of
 from producer.contract.errors import (
     BadMessage,
     BadRequest,
@@ -27,6 +27,9 @@ from workers.runner import ModelRunner, Prepared
 
 #: What a body may be packed as; pickle is never among them.
 _ACCEPTED: Final = frozenset({CONTENT_TYPE, "application/json"})
+
+#: JSON takes up to fifty times its size while it is read, and this much of it a second or so.
+_MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 
 #: What a message says when it carries work for Celery's own tracer.
 _CANVAS: Final = ("callbacks", "errbacks", "chain", "chord")
@@ -126,6 +129,11 @@ def _decode(entry: Entry, message: Message) -> Job:
             f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
             f"{CONTENT_TYPE} or application/json."
         )
+    if message.content_type != CONTENT_TYPE and len(message.body) > _MAX_JSON_BYTES:
+        raise BadMessage(
+            f"The JSON body has {len(message.body):,} bytes; at most {_MAX_JSON_BYTES:,} are read. "
+            f"Send arrays as {CONTENT_TYPE}."
+        )
     try:
         body = loads(message.body, message.content_type, message.content_encoding, accept=_ACCEPTED)
         args, kwargs, embed = body
@@ -136,6 +144,8 @@ def _decode(entry: Entry, message: Message) -> Job:
         raise cause or BadMessage(f"The body cannot be read: {type(error).__name__}.") from None
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         raise BadMessage("The body is not (args, kwargs, embed).")
+    if wrong := _wrong_canvas(embed):
+        raise BadMessage(f"The message's {wrong} cannot be read.")
     return Job(
         entry=entry,
         job_id=job_id,
@@ -143,8 +153,37 @@ def _decode(entry: Entry, message: Message) -> Job:
         properties=message.properties,
         args=args,
         kwargs=kwargs,
-        embed=embed if isinstance(embed, dict) else {},
+        embed=embed or {},
     )
+
+
+def _wrong_canvas(embed: object) -> str | None:
+    """Return which part of a message's canvas Celery's tracer could not follow, if any."""
+    if embed is None:
+        return None
+    if not isinstance(embed, dict):
+        return "embed"
+    for part in ("callbacks", "errbacks", "chain"):
+        signatures = embed.get(part)
+        if signatures is not None and not (
+            isinstance(signatures, list | tuple)
+            and all(isinstance(each, dict) and "task" in each for each in signatures)
+        ):
+            return part
+    chord = embed.get("chord")
+    return None if chord is None or (isinstance(chord, dict) and "task" in chord) else "chord"
+
+
+def shapes_shown(job: Job) -> str:
+    """Return a job's arguments for events and logs: the model, names and shapes, never a value.
+
+    Made here and not taken from the message: what a stranger's app put there may show values.
+    """
+    try:
+        call = parse_call(job.args, job.kwargs)
+        return f"({call.model!r}, {shapes_of(call.inputs)})"
+    except FleetError:
+        return ""
 
 
 def _prepare(job: Job, *, queue: str, runner: ModelRunner) -> Prepared:

@@ -140,7 +140,10 @@ class Keeper(threading.Thread):
         try:
             work()
         except redis.RedisError as error:
-            self._hold_off.failed(now_s=time.monotonic())
+            # A full server refuses the status every time; claims of the dead must be freed all the
+            # same, or nothing would ever empty it. Only a renewal that did not come through counts.
+            if work == self._renew or isinstance(error, redis.ConnectionError | redis.TimeoutError):
+                self._hold_off.failed(now_s=time.monotonic())
             name = work.__name__.strip("_")
             text = f"{type(error).__name__}: {error}"[:200]
             logger.warning("keeper.trouble", extra={"work": name, "error": text})

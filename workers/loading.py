@@ -78,6 +78,7 @@ class Loading:
         return ModelRunner.load(_with_limits(spec, self._settings), threads=self._settings.threads)
 
     def _failed(self, name: str, text: str) -> None:
+        text = text.removeprefix(f"{name}: ")
         failures = self._broken[name].failures + 1 if name in self._broken else 1
         gap_s = retry_gap_s(failures)
         self._broken[name] = Broken(

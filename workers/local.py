@@ -155,10 +155,15 @@ def wait_until_ready(
 
 
 def _usable(words: Words) -> Words:
-    if not any(instance["state"] == "ready" for instance in words["instances"]):
-        texts = {instance.get("text", "") for instance in words["instances"]}
-        raise ConfigError("No instance can serve its models: " + "; ".join(sorted(texts)))
+    served = (model for instance in words["instances"] for model in instance["models"].values())
+    if not any(model.get("state") == "ready" for model in served):
+        raise ConfigError(f"No instance can serve its models: {troubles(words)}")
     return words
+
+
+def troubles(words: Words) -> str:
+    """Return what the instances say of models they cannot load; empty when there are none."""
+    return "; ".join(sorted({i["text"] for i in words["instances"] if i["state"] == "broken"}))
 
 
 def _celery(command: str) -> list[str]:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _MAINTAIN_EVERY_S: Final = 0.25
 
 #: How long the last release may take once every instance is gone.
-_LAST_RELEASE_S: Final = 5.0
+_LAST_RELEASE_S: Final = 2.0
 
 
 class InstancePool(BasePool):
@@ -214,6 +214,8 @@ class InstancePool(BasePool):
 
         signal.signal(signal.SIGTERM, first_or_second)
         signal.signal(signal.SIGINT, first_or_second)
+        # Celery would start itself anew, by a path that `python -m celery` does not have.
+        signal.signal(signal.SIGHUP, first_or_second)
         signal.signal(signal.SIGQUIT, at_once)
 
     def _maintain(self) -> None:

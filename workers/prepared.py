@@ -113,9 +113,8 @@ def _check_shape(shape: tuple[int, ...], tensor: TensorSpec, *, exact: bool) -> 
         for axis, (size, wanted) in enumerate(zip(shape, tensor.shape, strict=True))
     )
     if not fits:
-        raise BadRequest(
-            f"input {tensor.name!r} must have shape {shape_text(tensor)}, not {list(shape)}."
-        )
+        wanted = shape_text(tensor, exact=exact)
+        raise BadRequest(f"input {tensor.name!r} must have shape {wanted}, not {list(shape)}.")
     # Some runtimes abort the process on arrays that hold nothing.
     if 0 in shape:
         raise BadRequest(f"input {tensor.name!r} holds no rows or no elements: {list(shape)}.")
@@ -128,10 +127,14 @@ def _rows(arrays: Mapping[str, Array], axes: Mapping[str, int | None], *, exact:
     return next(iter(rows.values()), 1)
 
 
-def shape_text(tensor: TensorSpec) -> str:
-    """Return a shape for people: ``[rows, 1, 8, 8]``."""
+def shape_text(tensor: TensorSpec, *, exact: bool = False) -> str:
+    """Return a shape for people: ``[rows, 1, 8, 8]``; ``exact`` where the engine fixes the rows."""
     sizes = (
-        "rows" if axis == tensor.batch_axis else "any" if size is None else str(size)
+        "rows"
+        if axis == tensor.batch_axis and (size is None or not exact)
+        else "any"
+        if size is None
+        else str(size)
         for axis, size in enumerate(tensor.shape)
     )
     return f"[{', '.join(sizes)}]"

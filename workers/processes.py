@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 0.25
 
+#: A turn of the watcher that took longer says that this process stood still.
+_OWN_PAUSE_S: Final = 2.0
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Slot:
@@ -93,6 +96,7 @@ class Processes:
             for slot in self._slots[: self._wanted]:
                 if slot.process is None and slot.retry_at_s <= now_s and not self._draining:
                     self._start(slot)
+                    self._drain_late(slot)
 
     def _start(self, slot: Slot) -> None:
         slot.starts += 1
@@ -106,6 +110,11 @@ class Processes:
         )
         self._selector.register(slot.process.report_fd, selectors.EVENT_READ, slot)
         logger.info("instance.started", extra={"slot": slot.number, "pid": slot.process.pid})
+
+    def _drain_late(self, slot: Slot) -> None:
+        """Drain a process that was being started when the signal to end came."""
+        if self._draining and slot.process is not None:
+            slot.process.drain()
 
     def want(self, count: int) -> int:
         """Run ``count`` instances from now on, as far as there are slots; returns how many.
@@ -161,14 +170,22 @@ class Processes:
     # -- the watcher
 
     def _watch(self) -> None:
+        turned_s = time.monotonic()
         while True:
             for key, _ in self._selector.select(_LOOK_EVERY_S):
                 try:
                     self._hear(key.data)
                 except Exception:
                     logger.exception("watcher.failed")
-            self._kill_hung(time.monotonic())
             self._find_dead()
+            now_s = time.monotonic()
+            if now_s - turned_s > _OWN_PAUSE_S:
+                # We stood still ourselves (a frozen container, Ctrl-Z): what instances said
+                # meanwhile lies unread, and their silence is no evidence.
+                self._hear_anew(now_s)
+            else:
+                self._kill_hung(now_s)
+            turned_s = now_s
 
     def _hear(self, slot: Slot) -> None:
         with self._lock:
@@ -210,6 +227,10 @@ class Processes:
             logger.warning(
                 "instance.died", extra={"slot": slot.number, "pid": dead.pid, "how": how}
             )
+
+    def _hear_anew(self, now_s: float) -> None:
+        for running in self.alive():
+            running.said_at_s = now_s
 
     def _kill_hung(self, now_s: float) -> None:
         for running in self.alive():

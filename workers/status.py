@@ -117,7 +117,11 @@ class Reporter(threading.Thread):
     def run(self) -> None:
         while True:
             self.send()
+            slept_s = time.monotonic()
             time.sleep(_EVERY_S)
+            if time.monotonic() - slept_s > 2 * _EVERY_S:
+                # The whole process stood still: that is no silence of its loop.
+                self._status.tick()
 
     def send(self) -> None:
         """Write one line; blocks only while the parent does not read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import time
 
 import click
@@ -82,6 +83,8 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
     _say(f"worker   {words['node']}: {', '.join(words['models'])}")
     if flower:
         _say(f"Flower   {flower.address}  {flower.access.how_to_log_in()}")
+    if trouble := local.troubles(words):
+        _say(f"not yet  {trouble}")
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"
@@ -89,7 +92,12 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
             '  x = numpy.zeros((1, 1, 8, 8), "float32")\n'
             '  infer.delay("digits", {"image": x}).get(timeout=10)\n'
         )
-    _say("`fleet status` shows what it does. Ctrl-C stops everything.")
+    _say(f"`{_fleet()} status` shows what it does. Ctrl-C stops everything.")
+
+
+def _fleet() -> str:
+    """Return how this command was called, so that another one can be called the same way."""
+    return os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0]
 
 
 def _say(text: str) -> None:

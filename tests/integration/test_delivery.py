@@ -199,7 +199,7 @@ def test_jobs_of_a_batch_that_died_run_alone_one_after_the_other(broker: redis.R
         (["j0"], alone, Closed.ALONE),
         (["j1"], alone, Closed.ALONE),
         (["j2"], alone, Closed.ALONE),
-        (["fresh"], [(Verdict.RUN, 0)], Closed.DRAINED),
+        (["fresh"], [(Verdict.RUN, 0)], Closed.EMPTY),
     ]
 
 

@@ -11,8 +11,8 @@ class Closed(enum.StrEnum):
 
     #: It holds as many rows as one run may.
     FULL = "full"
-    #: Nothing more waits, and the model does not wait for more.
-    DRAINED = "drained"
+    #: The queue was empty, and the model does not wait for more.
+    EMPTY = "empty"
     #: Its oldest job has waited as long as the model lets it.
     DELAY = "delay"
     #: It holds as many bytes as one run may.
@@ -50,5 +50,5 @@ def why_closed(
     if waiting > 0:
         return None
     if limits.max_queue_delay_s <= 0:
-        return Closed.DRAINED
+        return Closed.EMPTY
     return Closed.DELAY if oldest_age_s >= limits.max_queue_delay_s else None

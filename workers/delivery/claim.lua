@@ -3,7 +3,7 @@
 -- KEYS  per queue: its streams from the first claimed to the last, then its journal
 -- ARGV  group, consumer, free, streams per queue, then per queue: max rows, max bytes, max entries
 -- out   {} when nothing waits, else {queue number from 0, why closed, {{stream key, entry id, fields}, ...}}
---       why closed: full | bytes | drained | alone
+--       why closed: full | bytes | empty | alone
 --
 -- Given-back entries (held by the consumer `free`) come before new ones. An entry whose job was started
 -- before and has no outcome ends the batch, or is the whole of it. An entry that does not fit is given back.
@@ -29,7 +29,7 @@ local function take(stream, journal, entry, limits)
   local job = field(fields, 'id')
   local suspect = job and redis.call('HEXISTS', journal, job) == 1
   if #taken > 0 then
-    if suspect then why = 'drained'
+    if suspect then why = 'empty'
     elseif rows + its_rows > limits.rows then why = 'full'
     elseif bytes + its_bytes > limits.bytes then why = 'bytes' end
     if why then return give_back(stream, id) end
@@ -80,6 +80,6 @@ for queue = 0, queues - 1 do
     take_given_back(KEYS[first + i], journal, limits)
     take_new(KEYS[first + i], journal, limits)
   end
-  if #taken > 0 then return {queue, why or 'drained', taken} end
+  if #taken > 0 then return {queue, why or 'empty', taken} end
 end
 return {}

@@ -98,7 +98,7 @@ class Claimed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How one job ends: its packed result, or None when the tracer stored it already."""
+    """How one job ends: its packed result, or None when it lies under its key already."""
 
     entry: Entry
     job_id: str
@@ -181,15 +181,13 @@ class Ledger:
             read=lambda answer: [(Verdict(verdict.decode()), starts) for verdict, starts in answer],
         )
 
-    def complete(
-        self, queue: str, ends: Sequence[End], *, store: bool = True
-    ) -> Call[list[Ending]]:
-        """End jobs; with ``store`` False their results lie on another server already."""
+    def complete(self, queue: str, ends: Sequence[End]) -> Call[list[Ending]]:
+        """End jobs and store their results."""
         args: list[Any] = [GROUP, self.consumer, self.result_ttl_s]
         args += [self.keys.result(""), self.keys.fence("")]
         numbers = self._numbers(queue)
         for end in ends:
-            payload = end.payload if store and end.payload is not None else b""
+            payload = end.payload if end.payload is not None else b""
             channel = self.keys.replies(end.reply_to) if end.reply_to else ""
             args += [numbers[end.entry.stream], end.entry.entry_id, end.job_id, payload, channel]
         return Call(

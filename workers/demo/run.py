@@ -145,7 +145,7 @@ class _Stage:
         """Let the digits wait, so that full batches form, then start a worker short of memory."""
         self.console.print(
             f"\n[bold]Second act.[/] The same images wait while the worker is started anew with "
-            f"{MEMORY_LIMIT_BYTES:,} bytes of memory for each instance."
+            f"{MEMORY_LIMIT_BYTES:,} bytes of memory for each instance: too few for a batch of 32."
         )
         inputs = [{"image": image} for image in self.digits.images]
         jobs = self.client.submit_many(MODEL, inputs)

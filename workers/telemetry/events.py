@@ -10,7 +10,7 @@ from typing import Any, Final
 from celery import Celery
 from celery.events import EventDispatcher
 
-from workers.jobs import Job
+from workers.jobs import Job, shapes_shown
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class TaskEvents:
             "task-received",
             job,
             name=_short(headers.get("shadow") or headers.get("task")),
-            args=_short(headers.get("argsrepr") or ""),
-            kwargs=_short(headers.get("kwargsrepr") or ""),
+            args=_short(shapes_shown(job)),
+            kwargs="{}",
             root_id=headers.get("root_id"),
             parent_id=headers.get("parent_id"),
             retries=headers.get("retries") or 0,

@@ -82,3 +82,14 @@ def test_a_package_of_an_app_that_is_also_called_workers_is_not_taken_for_ours(
 
 def test_an_unknown_command_is_refused() -> None:
     assert fleet("no-such-thing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "options", [["-P", "gevent"], ["-Psolo"], ["--pool=threads"], ["-c", "2", "--pool", "solo"]]
+)
+def test_another_pool_is_one_line_before_celery_can_import_it(options: list[str]) -> None:
+    result = fleet("worker", *options)
+
+    assert result.exit_code == 2
+    assert "cannot hold engines" in result.stderr
+    assert result.stderr.count("\n") == 1

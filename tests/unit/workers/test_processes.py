@@ -47,11 +47,11 @@ def test_a_loop_that_stands_still_is_hung(state: str) -> None:
 
 def test_counters_are_summed_key_by_key_and_the_given_ones_stay() -> None:
     left = {"jobs": 1, "closed": {"full": 1}}
-    right = {"jobs": 2, "rows": 5, "closed": {"full": 2, "drained": 3}}
+    right = {"jobs": 2, "rows": 5, "closed": {"full": 2, "empty": 3}}
 
     total = add_counters(left, right)
 
-    assert total == {"jobs": 3, "rows": 5, "closed": {"full": 3, "drained": 3}}
+    assert total == {"jobs": 3, "rows": 5, "closed": {"full": 3, "empty": 3}}
     assert left == {"jobs": 1, "closed": {"full": 1}}
 
 

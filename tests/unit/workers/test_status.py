@@ -53,7 +53,7 @@ def test_counters_are_told_by_model_with_every_reason_to_close() -> None:
 
     assert isinstance(counters, dict)
     assert counters["digits"]["jobs"] == 3
-    assert set(counters["digits"]["closed"]) == {"full", "drained", "delay", "bytes", "alone"}
+    assert set(counters["digits"]["closed"]) == {"full", "empty", "delay", "bytes", "alone"}
 
 
 def test_a_state_that_stays_keeps_its_age_and_takes_the_new_text() -> None:

@@ -19,7 +19,7 @@ PATIENT = Limits(max_rows=32, max_bytes=1000, max_queue_delay_s=0.01)
         (AT_ONCE, {"rows": 1000, "nbytes": 10**6}, Closed.FULL),
         (AT_ONCE, {"nbytes": 1000, "waiting": 9}, Closed.BYTES),
         (AT_ONCE, {"alone": True, "waiting": 9}, Closed.ALONE),
-        (AT_ONCE, {}, Closed.DRAINED),
+        (AT_ONCE, {}, Closed.EMPTY),
         (AT_ONCE, {"waiting": 1}, None),
         (AT_ONCE, {"rows": 0}, None),
         (PATIENT, {"oldest_age_s": 0.009}, None),
