@@ -36,6 +36,11 @@ class Do(enum.IntEnum):
     ARRAY_MEMORY_ERROR = 14
     RAISE = 15
     REFUSE = 16
+    EXIT = 18
+    #: Leave a child behind that holds every pipe open for so many seconds.
+    FORK = 19
+    #: Answer with so many megabytes; alone in its batch.
+    LARGE = 20
     KILL_PARENT = 17
 
 
@@ -73,6 +78,8 @@ class Scripted(Engine):
         time.sleep(float(self._options.get("batch_s", 0)) if (rows[:, 2] >= 1).any() else 0)
         for do, argument in rows[:, :2]:
             _act(int(do), float(argument))
+        if rows[0, 0] == Do.LARGE:
+            return {"y": np.zeros((1, int(rows[0, 1] * 262_144)), dtype=np.float32)}
         return {"y": rows * 2}
 
     def close(self) -> None:
@@ -108,6 +115,12 @@ def _act(do: int, argument: float) -> None:
             raise MemoryError
         case Do.ARRAY_MEMORY_ERROR:
             np.zeros(1 << 60, dtype=np.int8)
+        case Do.EXIT:
+            raise SystemExit(1)
+        case Do.FORK:
+            if os.fork() == 0:
+                time.sleep(argument)
+                os._exit(0)
         case Do.RAISE:
             raise RuntimeError("told to")
         case Do.REFUSE:

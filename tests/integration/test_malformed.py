@@ -1,0 +1,105 @@
+"""Messages made to break the worker: each is a dead letter, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from producer.client import Client
+from producer.contract import wire
+from producer.contract.app import make_app
+from producer.contract.errors import FleetError
+from producer.contract.message import Message, to_fields
+from producer.contract.names import GROUP, Keys, Priority
+from producer.contract.settings import Settings
+from producer.tasks import register
+from tests.support.engines import Do, row
+from tests.support.servers import TestServer
+from tests.support.worker import SCRIPTED, config_folder, running_worker
+
+MODEL = "scripted"
+STREAM = Keys().stream(f"fleet.{MODEL}", Priority.NORMAL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker(server: TestServer) -> Iterator[None]:
+    """Run one worker for all messages; its processes outlive them."""
+    with server.client() as client:
+        client.flushall()
+    with (
+        config_folder({MODEL: {**SCRIPTED, "options": {}}}) as folder,
+        running_worker(server, folder, node="malformed") as worker,
+    ):
+        pids = (worker.pid, worker.instance_pids())
+        yield
+        assert (worker.pid, worker.instance_pids()) == pids
+
+
+def code_of(server: TestServer, job_id: str, **changes: Any) -> str:
+    """Put an entry into the stream as no app of ours would; return the code its job ends with."""
+    parts: dict[str, Any] = {
+        "headers": {"id": job_id, "task": "fleet.infer"},
+        "properties": {},
+        "content_type": wire.CONTENT_TYPE,
+        "content_encoding": "binary",
+        **changes,
+    }
+    with server.client() as client:
+        client.xadd(STREAM, to_fields(Message(**parts), job_id=job_id, rows=1))
+    infer = register(make_app(Settings(broker_url=server.url)))
+    try:
+        infer.AsyncResult(job_id).get(timeout=10)
+    except FleetError as error:
+        return error.code
+    return "ok"
+
+
+@pytest.mark.parametrize(
+    "embed", [{"chain": [7]}, {"errbacks": 7}, {"callbacks": [7]}, {"chord": [1]}, 7], ids=str
+)
+@pytest.mark.parametrize("do", [Do.OK, Do.RAISE])
+def test_a_canvas_that_cannot_be_followed(server: TestServer, embed: object, do: Do) -> None:
+    body = wire.dumps(((MODEL, {"x": row(do, job=1)}), {}, embed))
+
+    code = code_of(server, f"canvas-{do}-{embed}", body=body)
+
+    assert code == "BAD_MESSAGE"
+
+
+@pytest.mark.parametrize(
+    "headers", [{"children": 7}, {"get": 1, "update": 2}, {"argsrepr": "x" * 100_000}], ids=str
+)
+def test_headers_that_would_shadow_what_celery_needs(
+    server: TestServer, headers: dict[str, Any]
+) -> None:
+    body = wire.dumps(((MODEL, {"x": row(job=1)}), {}, {}))
+    job_id = f"headers-{next(iter(headers))}"
+
+    code = code_of(
+        server, job_id, body=body, headers={"id": job_id, "task": "fleet.infer", **headers}
+    )
+
+    assert code == "ok"
+
+
+def test_json_that_is_too_large_or_too_deep(server: TestServer) -> None:
+    as_json = {"content_type": "application/json", "content_encoding": "utf-8"}
+    large = b"[" + b"{}," * 3_000_000 + b"{}]"
+    deep = b"[" * 100_000 + b"]" * 100_000
+
+    codes = [
+        code_of(server, name, body=body, **as_json)
+        for name, body in (("large", large), ("deep", deep))
+    ]
+
+    assert codes == ["BAD_MESSAGE"] * 2
+
+
+def test_a_good_job_after_all_of_it_is_answered(server: TestServer) -> None:
+    fleet = Client(Settings(broker_url=server.url))
+
+    assert fleet.submit(MODEL, {"x": row(job=2)}).reply(10).attempts == 1
+    with server.client() as client:
+        assert client.xpending(STREAM, GROUP)["pending"] == 0
