@@ -1,0 +1,33 @@
+"""What the documents point at is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.worker import ROOT
+
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+_PATH = re.compile(r"`((?:producer|workers|tests|configs|docs|benchmarks|scripts)/[\w/.-]+)`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_and_path_of_a_document_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    links = [document.parent / target for target in _LINK.findall(text)]
+    paths = [ROOT / target for target in _PATH.findall(text) if "*" not in target]
+
+    missing = [str(path) for path in (*links, *paths) if not path.exists()]
+
+    assert missing == []
+
+
+def test_every_make_target_that_the_readme_names_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    named = set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text()))
+
+    assert named - targets == set()
