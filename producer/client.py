@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -20,11 +21,13 @@ from producer.contract.errors import JobTimeout
 from producer.contract.names import Priority
 from producer.contract.settings import Settings
 from producer.envelope import Submission, shadow_of
-from producer.inbox import Inbox
+from producer.inbox import FENCE_AFTER_S, Inbox
 from producer.replies import Outcome, Reply, outcome_of
 from producer.tasks import priority_and_number, register
 
 __all__ = ["Client", "Job", "Reply"]
+
+logger = logging.getLogger(__name__)
 
 #: submit_many sends this many jobs, or this many bytes, in one round trip.
 _SEND_AT_ONCE: Final = 128
@@ -40,6 +43,8 @@ class Job:
 
     def __init__(self, job_id: str, client: Client) -> None:
         self.id = job_id
+        #: When it was sent and the inbox began to wait for it, in monotonic time.
+        self.awaited_since_s = time.monotonic()
         self._client = client
         self._outcome: Outcome | None = None
         self._on_done: list[Callable[[Job], object]] = []
@@ -83,7 +88,10 @@ class Job:
         return self._result()
 
     def when_done(self, call: Callable[[Job], object]) -> None:
-        """Call ``call(job)`` when the outcome is here: now, or later in the inbox's thread."""
+        """Call ``call(job)`` when the outcome is here: now, or later in the inbox's thread.
+
+        What it raises later is logged.
+        """
         with self._client.lock:
             if self._outcome is None:
                 self._on_done.append(call)
@@ -91,13 +99,18 @@ class Job:
         call(self)
 
     def settle(self, meta: dict[str, Any] | BaseException) -> None:
-        """Take the decoded result, or why it cannot be read."""
+        """Take the decoded result, or why there is none. The first outcome stays."""
         outcome = outcome_of(meta) if isinstance(meta, dict) else meta
         with self._client.lock:
+            if self._outcome is not None:
+                return
             self._outcome = outcome
             calls, self._on_done = self._on_done, []
         for call in calls:
-            call(self)
+            try:
+                call(self)
+            except BaseException:  # noqa: BLE001  all other jobs wait for this thread
+                logger.exception("job.callback_failed", extra={"job_id": self.id})
 
     def _result(self) -> Reply:
         if isinstance(self._outcome, Reply):
@@ -148,7 +161,10 @@ class Client:
         expires_s: float | None = None,
         job_id: str | None = None,
     ) -> Job:
-        """Send one job. A ``job_id`` sent again while its result or fence lives runs once."""
+        """Send one job. A ``job_id`` sent again while its result or fence lives runs once.
+
+        Sent again after its reply was read, it ends with BadRequest: that reply is gone.
+        """
         (job,) = self._submit(
             model, [inputs], priority=priority, expires_s=expires_s, job_id=job_id
         )
@@ -201,10 +217,15 @@ class Client:
             else:
                 strangers[job if isinstance(job, str) else str(job.id)] = job
         look_s = _LOOK_FIRST_S
+        fences_at = time.monotonic() + FENCE_AFTER_S
         while True:
             # Before the look: what arrives by the deadline is never missed.
-            late = deadline is not None and time.monotonic() >= deadline
-            found = self._look(strangers)
+            now = time.monotonic()
+            late = deadline is not None and now >= deadline
+            at_fences = now >= fences_at
+            if at_fences:
+                fences_at = now + FENCE_AFTER_S
+            found = self._look(strangers, at_fences=at_fences)
             yield from found
             if not waiting and not strangers:
                 return
@@ -218,18 +239,19 @@ class Client:
                 missing = waiting + len(strangers)
                 raise JobTimeout(f"{missing} jobs have no reply after {timeout_s} s.")
 
-    def _look(self, strangers: dict[str, Any]) -> list[Job]:
+    def _look(self, strangers: dict[str, Any], *, at_fences: bool) -> list[Job]:
         """Read results that nobody tells us of; take those that are there out of ``strangers``."""
         found: list[Job] = []
         read: list[str] = []
-        for job_id, meta in self._inbox.results.read(strangers) if strangers else ():
+        overdue = frozenset(strangers) if at_fences else frozenset()
+        for job_id, meta, stored in self._inbox.results.read(strangers, overdue=overdue):
             job = Job(job_id, self)
             original = strangers[job_id]
             if isinstance(original, AsyncResult):
                 if isinstance(meta, dict):
                     # Its own get() is answered from here; the key stays, as always with get().
                     original._maybe_set_cache(meta)
-            else:
+            elif stored:
                 read.append(job_id)
             job.settle(meta)
             found.append(job)

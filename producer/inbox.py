@@ -1,7 +1,8 @@
 """Where the replies of one Client arrive: a thread that is told of them, and looks beside it.
 
 It reads results in batches, hands each to the job that waits for it, deletes what was read and
-leaves a fence, so that the same job id is not run again.
+leaves a fence, so that the same job id is not run again. A job that meets the fence of an earlier
+one of its id has no reply to wait for, and is told so.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import redis
 
@@ -22,7 +23,7 @@ from producer.contract.app import FleetApp
 from producer.contract.errors import BadMessage
 from producer.contract.names import Keys
 from producer.contract.settings import redis_client
-from producer.replies import read_meta
+from producer.replies import answered_before, read_meta
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ READ_AT_ONCE: Final = 256
 
 #: A publish can be lost, so the keys are read this often beside the subscription.
 LOOK_EVERY_S: Final = 1.0
+#: A job that waits longer may have an id that was answered before: its fence is looked for as well.
+FENCE_AFTER_S: Final = 1.0
 #: Looking may take at most one part in this many of the thread's time.
 _LOOK_SHARE: Final = 20
 #: How long the thread waits for news before it looks whether it is to stop.
@@ -52,9 +55,24 @@ class Awaited(Protocol):
     @property
     def id(self) -> str: ...
 
-    def settle(self, meta: dict[str, Any] | BaseException) -> None:
-        """Take the decoded result, or why it cannot be read."""
+    @property
+    def awaited_since_s(self) -> float:
+        """When it began to wait, in monotonic time."""
         ...
+
+    def settle(self, meta: dict[str, Any] | BaseException) -> None:
+        """Take the decoded result, or why there is none."""
+        ...
+
+
+class Found(NamedTuple):
+    """What a look found out about one job."""
+
+    job_id: str
+    #: The decoded result; an error when it cannot be decoded, or was read before.
+    meta: dict[str, Any] | BaseException
+    #: Whether there is a result to be forgotten.
+    stored: bool
 
 
 class Results:
@@ -68,21 +86,38 @@ class Results:
         self._results = redis_client(settings.result_url)
         self._broker = None if settings.one_server else redis_client(settings.broker_url)
 
-    def read(self, job_ids: Iterable[str]) -> Iterator[tuple[str, dict[str, Any] | BaseException]]:
-        """Yield those that are there, decoded; one that cannot be decoded as its error."""
+    def read(
+        self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()
+    ) -> Iterator[Found]:
+        """Yield what is there; of the ``overdue``, also that only a fence is there."""
         remaining = iter(job_ids)
         while chunk := list(islice(remaining, READ_AT_ONCE)):
-            payloads: Sequence[Any] = self._results.mget([self._keys.result(i) for i in chunk])
+            late = [job_id for job_id in chunk if job_id in overdue]
+            payloads, fences = self._fetch(chunk, late)
+            fenced = {job_id for job_id, fence in zip(late, fences, strict=True) if fence}
             for job_id, payload in zip(chunk, payloads, strict=True):
-                if payload is None:
-                    continue
-                try:
-                    meta = read_meta(self._backend, payload)
-                except Exception as error:  # noqa: BLE001  one bad result must not hide the others
-                    yield job_id, BadMessage(f"The result cannot be read: {error}")
-                    continue
+                meta = self._decoded(payload) if payload is not None else None
                 if meta is not None:
-                    yield job_id, meta
+                    yield Found(job_id, meta, stored=True)
+                elif payload is None and job_id in fenced:
+                    yield Found(job_id, answered_before(job_id), stored=False)
+
+    def _fetch(
+        self, job_ids: Sequence[str], late: Sequence[str]
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the results of ``job_ids`` and the fences of ``late``; one trip to each server."""
+        results = [self._keys.result(job_id) for job_id in job_ids]
+        fences = [self._keys.fence(job_id) for job_id in late]
+        if self._broker is None:
+            values: Any = self._results.mget([*results, *fences])
+            return values[: len(results)], values[len(results) :]
+        return self._results.mget(results), self._broker.mget(fences) if fences else ()
+
+    def _decoded(self, payload: bytes) -> dict[str, Any] | BaseException | None:
+        try:
+            return read_meta(self._backend, payload)
+        except Exception as error:  # noqa: BLE001  one bad result must not hide the others
+            return BadMessage(f"The result cannot be read: {error}")
 
     def forget(self, job_ids: Sequence[str]) -> None:
         """Delete results that were read, and fence their ids."""
@@ -148,10 +183,12 @@ class Inbox:
             try:
                 with contextlib.closing(self.results.subscription()) as subscription:
                     self._listen(subscription)
-            except (redis.RedisError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  all jobs wait for this thread: it goes on
                 if self._stopping.is_set():
                     return
-                logger.warning("inbox.reconnect", extra={"error": type(error).__name__})
+                known = isinstance(error, redis.RedisError | OSError)
+                extra = {"error": type(error).__name__}
+                logger.warning("inbox.reconnect", extra=extra, exc_info=not known)
                 if time.monotonic() - began > longest_s:
                     pause_s = _RECONNECT_S[0]
                 self._stopping.wait(pause_s)
@@ -159,43 +196,63 @@ class Inbox:
 
     def _listen(self, subscription: Any) -> None:
         subscription.subscribe(self._channel)
-        look_at = time.monotonic() + LOOK_EVERY_S
+        # When to look at all keys: in any case, and at the earliest.
+        look_at, free_at = time.monotonic() + LOOK_EVERY_S, 0.0
+        wanted = False
         while not self._stopping.is_set():
-            told = self._news(subscription)
-            if told is None or time.monotonic() >= look_at:
-                began = time.monotonic()
-                self._settle(list(self._awaited.keys()))
-                took_s = time.monotonic() - began
-                look_at = began + max(LOOK_EVERY_S, _LOOK_SHARE * took_s)
+            step_s = min(_STEP_S, max(0.0, free_at - time.monotonic())) if wanted else _STEP_S
+            told = self._news(subscription, step_s)
+            if told is None:
+                wanted, free_at = True, 0.0
             else:
-                self._settle(told)
+                # We were told of a result that is not there under that id. The id may have a comma
+                # in it, or whatever else the message does not carry over: read all.
+                wanted = self._settle(told) < len(told) or wanted
+            began = time.monotonic()
+            if began >= look_at or (wanted and began >= free_at):
+                self._look(began)
+                took_s = time.monotonic() - began
+                free_at = began + _LOOK_SHARE * took_s
+                look_at, wanted = max(free_at, began + LOOK_EVERY_S), False
 
-    def _news(self, subscription: Any) -> list[str] | None:
+    def _look(self, now_s: float) -> None:
+        """Read the results of all that wait, and the fences of those that wait for long."""
+        with self.lock:
+            waiting = [(job.id, job.awaited_since_s) for job in self._awaited.values()]
+        overdue = {job_id for job_id, since_s in waiting if now_s - since_s >= FENCE_AFTER_S}
+        self._settle([job_id for job_id, _ in waiting], overdue=overdue)
+
+    def _news(self, subscription: Any, step_s: float) -> set[str] | None:
         """Return the ids we were told of, or None when the subscription has just begun.
 
         What was stored before that moment was told to nobody, so all keys must be read then.
         """
-        told: list[str] = []
-        message = subscription.get_message(timeout=_STEP_S)
+        told: set[str] = set()
+        message = subscription.get_message(timeout=step_s)
         while message is not None:
             if message["type"] == "subscribe":
                 return None
             if message["type"] == "message":
-                told += message["data"].decode().split(",")
+                told.update(message["data"].decode(errors="replace").split(","))
             message = subscription.get_message(timeout=0)
         return told
 
-    def _settle(self, job_ids: Iterable[str]) -> None:
-        mine = [job_id for job_id in dict.fromkeys(job_ids) if job_id in self._awaited]
-        if not mine:
-            return
+    def _settle(
+        self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()
+    ) -> int:
+        """Settle those of ``job_ids`` whose outcome is there; returns how many."""
+        mine = [job_id for job_id in job_ids if job_id in self._awaited]
+        settled = 0
         read: list[str] = []
         try:
-            for job_id, meta in self.results.read(mine):
-                read.append(job_id)
+            for job_id, meta, stored in self.results.read(mine, overdue=overdue):
+                settled += 1
+                if stored:
+                    read.append(job_id)
                 job = self._awaited.pop(job_id, None)
                 if job is not None:
                     job.settle(meta)
         finally:
             if read:
                 self.results.forget(read)
+        return settled

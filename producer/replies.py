@@ -8,7 +8,7 @@ from typing import Any
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from producer.contract.errors import BadMessage, Cancelled, Expired, FleetError
+from producer.contract.errors import BadMessage, BadRequest, Cancelled, Expired, FleetError
 from producer.contract.results import FleetBackend
 
 
@@ -51,7 +51,22 @@ def read_meta(backend: FleetBackend, payload: bytes) -> dict[str, Any] | None:
 
 
 def outcome_of(meta: dict[str, Any]) -> Outcome:
-    """Return the reply or the error in a decoded result."""
+    """Return the reply or the error in a decoded result; BadMessage for one without sense."""
+    try:
+        return _outcome_of(meta)
+    except Exception as error:  # noqa: BLE001  whatever was stored there, its job must end
+        return BadMessage(f"The result cannot be understood: {type(error).__name__}: {error}")
+
+
+def answered_before(job_id: str) -> BadRequest:
+    """Return the error of a job whose id was used before, and its reply read."""
+    return BadRequest(
+        f"Job {job_id} was answered before, and its reply was read and deleted. "
+        "A job id runs once: send a new job under a new id."
+    )
+
+
+def _outcome_of(meta: dict[str, Any]) -> Outcome:
     result = meta["result"]
     if meta["status"] == states.SUCCESS:
         facts = meta.get("fleet") or {}
@@ -63,6 +78,7 @@ def outcome_of(meta: dict[str, Any]) -> Outcome:
         if "expired" in str(result):
             return Expired("The job expired before it was started.")
         return Cancelled("The job was revoked before it was started.")
-    if isinstance(result, BaseException):
+    # Not BaseException: a stored SystemExit must not end the program that asks for its reply.
+    if isinstance(result, Exception):
         return result
     return BadMessage(f"The result has state {meta['status']} and no error that we can read.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
@@ -18,7 +19,7 @@ from producer.contract.app import FleetApp, make_app
 from producer.contract.call import Call, parse_call
 from producer.contract.errors import BadRequest, ConfigError, FleetError, UnknownModel
 from producer.contract.names import INFER_TASK, PRIORITIES, Priority, is_model_name, queue_of
-from producer.contract.results import FleetBackend
+from producer.contract.results import APP_BACKEND, ReadingBackend
 from producer.contract.settings import Settings
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_command, shadow_of
 from producer.publisher import Publisher
@@ -31,6 +32,9 @@ _SHORT_OPTIONS: Final = frozenset(
 
 #: The number Celery's tools show for a named priority.
 _NUMBERS: Final = {Priority.HIGH: 0, Priority.NORMAL: 0, Priority.LOW: 9}
+
+#: The result backends of an app, by the scheme of their URL, that read the fleet's results.
+_READING: Final = {"redis": APP_BACKEND, "rediss": APP_BACKEND}
 
 _NOT_HERE: Final = (
     "infer runs in fleet workers, not in the process that calls it. Use infer.delay(...) with a "
@@ -207,15 +211,16 @@ class ForModel:
 def register(app: Celery, settings: Settings | None = None) -> Infer:
     """Put ``infer`` on ``app`` and return it.
 
-    Jobs go to the fleet's broker and their results come from the fleet's backend, as ``settings``
-    or the environment say; the app's own broker and backend stay what they are. An app that waits
-    for groups and chords of jobs needs a backend that reads arrays: set its ``result_backend`` to
-    ``producer.contract.results:FleetBackend+redis://...``.
+    Jobs go to the fleet's broker, and their results lie with the fleet's, as ``settings`` or the
+    environment say; the app's own broker and backend stay what they are. Where the app's results
+    are in Redis (``redis://`` or ``rediss://``), its backend reads the fleet's results from now
+    on, beside those in the app's own format: groups and chords may hold jobs, if both are in one
+    database. With any other backend the answers of jobs are got one by one.
     """
     own = isinstance(app, FleetApp)
     fleet = app if own else make_app(settings)
     if not own:
-        _accept(app)
+        _admit(app)
     attributes: dict[str, Any] = {"fleet_app": None if own else fleet}
     if not own:
         attributes["backend"] = _BackendOf(fleet)
@@ -239,30 +244,51 @@ class _BackendOf:
     def __init__(self, fleet: FleetApp) -> None:
         self._fleet = fleet
 
-    def __get__(self, task: Task | None, owner: type) -> FleetBackend:
-        ours = cast(FleetBackend, self._fleet.backend)
+    def __get__(self, task: Task | None, owner: type) -> ReadingBackend:
+        ours = cast(ReadingBackend, self._fleet.backend)
         own = task._get_app().backend if task is not None else None
-        if isinstance(own, FleetBackend) and _place(own) == _place(ours):
+        if isinstance(own, ReadingBackend) and _place(own) == _place(ours):
             return own
         return ours
 
 
-def _place(backend: FleetBackend) -> list[Any]:
-    return [backend.connparams.get(name) for name in ("host", "port", "path", "db")]
+def _place(backend: ReadingBackend) -> list[Any]:
+    """Return what makes two backends look at the same key for the same job."""
+    parameters = backend.connparams
+    host = parameters.get("host")
+    here = "127.0.0.1" if host == "localhost" else host
+    rest = [parameters.get(name) for name in ("port", "path", "db")]
+    return [here, *rest, backend.task_keyprefix]
 
 
-def _accept(app: Celery) -> None:
-    """Let ``app``'s own tasks take what a job hands on in a chain."""
+def _admit(app: Celery) -> None:
+    """Let ``app``'s own tasks take what a job hands on, and its backend read what jobs answer."""
     wire.register()
 
     def extend(conf: Any) -> None:
         if wire.SERIALIZER not in conf.accept_content:
             conf.accept_content = [*conf.accept_content, wire.SERIALIZER]
+        # A copy: the loader's class shares its own. What the app itself overrides stays.
+        app.loader.override_backends = {**_READING, **app.loader.override_backends}
 
     if app.configured:
         extend(app.conf)
+        _renew_backend(app)
     else:
         app.on_after_configure.connect(lambda source, **_: extend(source), weak=False)
+
+
+def _renew_backend(app: Celery) -> None:
+    """Have the backend of every thread made anew, where it is one that now reads more.
+
+    Any other is left: results may be on their way to it.
+    """
+    named = app.backend_cls or app.conf.result_backend
+    scheme = named.partition("://")[0].partition("+")[0] if isinstance(named, str) else None
+    if scheme in _READING and not isinstance(app._backend, ReadingBackend):
+        # Celery keeps it in one of these two, as the setting `result_backend_thread_safe` says.
+        app._backend_cache = None
+        app._local = threading.local()
 
 
 def priority_and_number(given: str | int | None) -> tuple[Priority, int]:

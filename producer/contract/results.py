@@ -1,17 +1,21 @@
-"""Celery's Redis result backend, as the fleet needs it: same keys, same format.
+"""Celery's Redis result backend, as the fleet needs it and as an app beside it needs it.
 
-Differences: nothing subscribes when a job is sent; ``get()`` looks before it subscribes and goes on
-looking beside it, so that a lost publish cannot hang it; errors come back as the fleet's classes.
+Same keys, same format. ``FleetBackend`` differs in that nothing subscribes when a job is sent, and
+``get()`` looks before it subscribes and goes on looking beside it, so that a lost publish cannot
+hang it. ``AppBackend`` is Celery's own, and reads the fleet's results too.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
 from celery import states
 from celery.backends import redis as celery_redis
+from celery.canvas import Signature, maybe_signature
 from kombu.serialization import dumps, loads
 
 from producer.contract import errors, wire
@@ -27,6 +31,15 @@ LOOK_EVERY_S: Final = 1.0
 
 #: What `result_backend` names in front of the URL.
 BACKEND: Final = "producer.contract.results:FleetBackend"
+
+#: What an app with `infer` on it has in place of Celery's own Redis backend.
+APP_BACKEND: Final = "producer.contract.results:AppBackend"
+
+#: What our results begin with. No serializer of Celery's writes a result that does.
+_VERSION_BYTES: Final = frozenset(bytes([version]) for version in wire.READABLE_VERSIONS)
+
+#: kombu's names of the transport that jobs are sent with.
+_OUR_TRANSPORTS: Final = ("fleet", "fleets")
 
 
 class ResultConsumer(celery_redis.ResultConsumer):
@@ -101,13 +114,78 @@ def _ids_of(result: Any) -> list[str]:
     return [task_id for member in members for task_id in _ids_of(member)]
 
 
-class FleetBackend(celery_redis.RedisBackend):
+def _holds_array(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_array, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_array, value))
+    return isinstance(value, np.ndarray)
+
+
+class ReadingBackend(celery_redis.RedisBackend):
+    """Celery's Redis backend; reads the fleet's results beside those of its own serializer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        wire.register()
+        super().__init__(*args, **kwargs)
+
+    def decode(self, payload: Any) -> Any:
+        """Unpack a result: of ours, in the JSON that errors have, or in the app's own format."""
+        first = payload[:1] if payload else b""
+        if first in _VERSION_BYTES:
+            return loads(
+                payload,
+                content_type=wire.CONTENT_TYPE,
+                content_encoding=wire.CONTENT_ENCODING,
+                accept=[wire.CONTENT_TYPE],
+            )
+        if self.content_encoding == "binary" and first in (b"{", b"[", "{", "["):
+            return loads(payload, content_type="application/json", content_encoding="utf-8")
+        return super().decode(payload)
+
+    def exception_to_python(self, exc: Any) -> Any:
+        """Rebuild an error; one of ours that this version does not know is a FleetError."""
+        if isinstance(exc, dict) and exc.get("exc_module") == errors.__name__:
+            cls = getattr(errors, str(exc.get("exc_type")), errors.FleetError)
+            if isinstance(cls, type) and issubclass(cls, errors.FleetError):
+                message = exc.get("exc_message") or ()
+                return cls(*message) if isinstance(message, list | tuple) else cls(message)
+        return super().exception_to_python(exc)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **options: Any) -> None:
+        """Count a member of a chord; the last one sends the body."""
+        body = maybe_signature(request.chord, app=self.app)
+        if body is not None:
+            # Celery takes a signature as it is and calls this with what the members answered.
+            body.delay = functools.partial(self._send_body, body)
+            request.chord = body
+        super().on_chord_part_return(request, state, result, **options)
+
+    def _send_body(self, body: Signature, answers: Any) -> Any:
+        options = {}
+        # The app's JSON cannot carry arrays. Whoever takes a body after jobs reads our format:
+        # it comes in it when a fleet worker ends the chord.
+        chosen = body.options.get("serializer") or self.app.conf.task_serializer == "pickle"
+        if not chosen and _holds_array(answers):
+            options["serializer"] = wire.SERIALIZER
+        return body.apply_async((answers,), **options)
+
+
+class AppBackend(ReadingBackend):
+    """The result backend of an app that has `infer` on it: all else is as Celery has it."""
+
+    def on_task_call(self, producer: Any, task_id: str) -> None:
+        """Subscribe to a task that is sent, as Celery does; not to a job."""
+        if producer.connection.transport_cls not in _OUR_TRANSPORTS:
+            super().on_task_call(producer, task_id)
+
+
+class FleetBackend(ReadingBackend):
     """Results in Redis, in Celery's own format, packed by the fleet's serializer."""
 
     ResultConsumer = ResultConsumer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        wire.register()
         kwargs.setdefault("serializer", wire.SERIALIZER)
         kwargs.setdefault("accept", [wire.SERIALIZER, "json"])
         super().__init__(*args, **kwargs)
@@ -119,12 +197,6 @@ class FleetBackend(celery_redis.RedisBackend):
         # What an error ends is often another app's: the next step of its chain, the body of its
         # chord. JSON is what that app's own backend reads.
         return dumps(data, serializer="json" if _is_error(data) else self.serializer)
-
-    def decode(self, payload: Any) -> Any:
-        """Unpack a result: of ours, or in the JSON that errors and other apps' results have."""
-        if payload and payload[:1] in (b"{", b"[", "{", "["):
-            return loads(payload, content_type="application/json", content_encoding="utf-8")
-        return super().decode(payload)
 
     def _set(self, key: Any, value: Any, expires: int | None = None) -> None:
         # A plain pipeline, where Celery's own has MULTI: a full Redis may refuse that.
@@ -157,12 +229,3 @@ class FleetBackend(celery_redis.RedisBackend):
         if fleet is not None:
             meta["fleet"] = fleet
         return meta
-
-    def exception_to_python(self, exc: Any) -> Any:
-        """Rebuild an error; one of ours that this version does not know is a FleetError."""
-        if isinstance(exc, dict) and exc.get("exc_module") == errors.__name__:
-            cls = getattr(errors, str(exc.get("exc_type")), errors.FleetError)
-            if isinstance(cls, type) and issubclass(cls, errors.FleetError):
-                message = exc.get("exc_message") or ()
-                return cls(*message) if isinstance(message, list | tuple) else cls(message)
-        return super().exception_to_python(exc)

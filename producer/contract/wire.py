@@ -1,7 +1,8 @@
 """How a job's arguments and a reply become bytes: one version byte, then msgpack with arrays in it.
 
 An array is an extension of its own: element type, shape, raw little-endian elements. Nothing here
-can run code, and nothing is allocated from a size that a message merely claims.
+can run code, nothing is allocated from a size that a message merely claims, and what a small value
+costs once it is decoded is bounded by how many there may be.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ READABLE_VERSIONS: Final = frozenset({1})
 MAX_RANK: Final = 8
 #: The largest extent of one axis.
 MAX_EXTENT: Final = 2**31 - 1
-#: The longest list and the largest map. Lists of numbers beyond it belong in arrays.
-MAX_ITEMS: Final = 2**20
+#: The most values in one message: each number, text, array, list and map counts, at any depth. One
+#: byte on the wire can be an empty map, which takes 72 bytes here, so the limit on a body's size
+#: alone would allow 70 times as much memory; this many take at most about 0.2 GB. A message with
+#: fewer bytes than this need not be counted. Numbers beyond it belong in arrays: one value each.
+MAX_VALUES: Final = 2**21
 
 _ARRAY: Final = 1
 _DTYPES: Final = {
@@ -46,6 +50,22 @@ _DTYPE_BYTES: Final = 3
 _HEADERS: Final = tuple(struct.Struct(f"<3sB{rank}Q") for rank in range(MAX_RANK + 1))
 _VERSION_BYTE: Final = bytes([VERSION])
 
+#: By the first byte of a value, the bytes it takes; of a list or a map those of its head, for its
+#: members follow like any other values.
+_SIZES: Final = bytearray(b"\x01" * 256)
+_SIZES[0xA0:0xC0] = range(1, 33)  # short texts
+_SIZES[0xCA:0xD4] = bytes((5, 9, 2, 3, 5, 9, 2, 3, 5, 9))  # floats and integers
+_SIZES[0xD4:0xD9] = bytes((3, 4, 6, 10, 18))  # extensions of a fixed size
+_SIZES[0xDC:0xE0] = bytes((3, 5, 3, 5))  # long lists and maps
+#: Those that say their length after the first byte: in how many bytes, and how many follow it more.
+_LENGTHS: Final = {
+    **{0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)},  # bytes
+    **{0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)},  # extensions, which have a type
+    **{0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)},  # texts
+}
+for _first in _LENGTHS:
+    _SIZES[_first] = 0
+
 
 def dumps(obj: object) -> bytes:
     """Pack ``obj``; raises BadRequest for what has no place on the wire."""
@@ -58,6 +78,10 @@ def dumps(obj: object) -> bytes:
             f"The arguments cannot be packed: {error}. Arrays, numbers, text, bytes, "
             "lists and maps of these can be sent."
         ) from None
+    if _too_many(packed):
+        raise BadRequest(
+            f"The arguments hold more than {MAX_VALUES:,} values. Send numbers as arrays, not lists."
+        )
     return _VERSION_BYTE + packed
 
 
@@ -70,14 +94,21 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
             f"readable here: {', '.join(map(str, sorted(READABLE_VERSIONS)))}. "
             "Upgrade the older side."
         )
+    packed = view[1:]
+    if _too_many(packed):
+        raise BadMessage(
+            f"The message holds more than {MAX_VALUES:,} values. Send numbers as arrays, not lists."
+        )
+    # What a list may claim to hold is bounded as well: by this and by the bytes that are there.
+    longest = min(len(packed), MAX_VALUES)
     try:
         return msgpack.unpackb(
-            view[1:],
+            packed,
             raw=False,
             strict_map_key=False,
             ext_hook=_unpack,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
+            max_array_len=longest,
+            max_map_len=longest,
         )
     except BadMessage:
         raise
@@ -94,6 +125,26 @@ def register() -> None:
         content_type=CONTENT_TYPE,
         content_encoding=CONTENT_ENCODING,
     )
+
+
+def _too_many(packed: bytes | memoryview) -> bool:
+    """Return whether there are more than MAX_VALUES values in packed bytes; whole or not."""
+    end = len(packed)
+    if end <= MAX_VALUES:
+        # A value has at least one byte.
+        return False
+    at = 0
+    for _ in range(MAX_VALUES):
+        first = packed[at]
+        size = _SIZES[first]
+        if not size:
+            width, more = _LENGTHS[first]
+            length = int.from_bytes(packed[at + 1 : at + 1 + width], "big")
+            size = 1 + width + more + length
+        at += size
+        if at >= end:
+            return False
+    return True
 
 
 def _pack(value: object) -> object:

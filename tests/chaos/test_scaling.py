@@ -1,7 +1,8 @@
-"""The number of instances under load that comes in steps and trickles, with Redis away in between."""
+"""The number of instances under steps and trickles of load, and while Redis is away."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def test_a_trickle_at_the_edge_of_the_quiet_time(
                 seen.append(len(worker.instance_pids()))
                 time.sleep(0.25)
 
-    changes = sum(one != other for one, other in zip(seen, seen[1:], strict=False))
+    changes = sum(one != other for one, other in itertools.pairwise(seen))
     print(f"changes in 40 jobs, {40 * down_after_s} s: {changes}")
     assert changes <= 40 * down_after_s / 60
     assert starts(log) == dict.fromkeys(range(1, 41), 1)
