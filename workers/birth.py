@@ -33,7 +33,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    from workers.instance import Hello, run
+    from workers.hello import Hello
+    from workers.instance import run
 
     run(Hello(**json.loads(sys.stdin.readline())))
 

@@ -6,7 +6,6 @@ the word ``drain``; the end of standard input means that the parent is dead.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
@@ -22,6 +21,7 @@ from workers.claimloop import ClaimLoop
 from workers.delivery.ledger import Ledger, renew
 from workers.delivery.scripts import send
 from workers.endings import Endings
+from workers.hello import Hello
 from workers.loading import Loading
 from workers.settings import WorkerSettings
 from workers.status import Reporter, State, Status
@@ -31,21 +31,6 @@ from workers.telemetry.events import TaskEvents
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """What the parent says first."""
-
-    #: Celery's node name of the worker.
-    node: str
-    slot: int
-    #: Redis knows this process, and no other ever, by this name.
-    consumer: str
-    models: list[str]
-    #: Where status lines go.
-    report_fd: int
-    log_level: str
-
-
 def run(hello: Hello) -> None:
     """Be the instance that ``hello`` describes; returns when it has drained."""
     # An engine may start processes of its own; none may hold the pipe open that tells of our end.
@@ -53,6 +38,9 @@ def run(hello: Hello) -> None:
     logs.configure(hello.log_level, who=f"instance-{hello.slot}")
     from workers.app import app
 
+    # As Celery's own pool does: the steps of a chain that is sent from here look for it.
+    app.set_current()
+    app.set_default()
     settings, worker_settings = Settings.from_env(), WorkerSettings.load()
     status = Status()
     draining = threading.Event()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workers.instance import Hello
+from workers.hello import Hello
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from producer.client import Client, Job
 from producer.contract.names import GROUP, Keys
 from producer.contract.settings import Settings
 from tests.support.engines import Do, row, starts
-from tests.support.servers import TestServer, running_server
+from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, alive, config_folder, running_worker
 
@@ -31,17 +31,6 @@ UNFINISHED = 500
 KEYS = Keys()
 MODEL = "scripted"
 QUEUE = f"fleet.{MODEL}"
-
-
-@pytest.fixture
-def broker() -> Iterator[TestServer]:
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "starts.log"
 
 
 @pytest.fixture

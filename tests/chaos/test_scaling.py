@@ -13,7 +13,7 @@ import pytest
 from producer.client import Client
 from producer.contract.settings import Settings
 from tests.support.engines import row, starts
-from tests.support.servers import TestServer, running_server
+from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, config_folder, running_worker
 
@@ -21,17 +21,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 MODEL = "scripted"
 INSTANCES = 3
-
-
-@pytest.fixture
-def broker() -> Iterator[TestServer]:
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "starts.log"
 
 
 @pytest.fixture

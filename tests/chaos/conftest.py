@@ -1,0 +1,21 @@
+"""Fixtures of the chaos tests: a server of its own for each, because they kill it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import TestServer, running_server
+
+
+@pytest.fixture
+def broker() -> Iterator[TestServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "starts.log"
