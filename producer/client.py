@@ -43,7 +43,7 @@ class Job:
 
     def __init__(self, job_id: str, client: Client) -> None:
         self.id = job_id
-        #: When it was sent and the inbox began to wait for it, in monotonic time.
+        #: When it was made, in monotonic time.
         self.awaited_since_s = time.monotonic()
         self._client = client
         self._outcome: Outcome | None = None
@@ -109,7 +109,7 @@ class Job:
         for call in calls:
             try:
                 call(self)
-            except BaseException:  # noqa: BLE001  all other jobs wait for this thread
+            except BaseException:  # All other jobs wait for this thread.
                 logger.exception("job.callback_failed", extra={"job_id": self.id})
 
     def _result(self) -> Reply:

@@ -57,7 +57,7 @@ class Awaited(Protocol):
 
     @property
     def awaited_since_s(self) -> float:
-        """When it began to wait, in monotonic time."""
+        """When it was made, in monotonic time."""
         ...
 
     def settle(self, meta: dict[str, Any] | BaseException) -> None:
@@ -183,7 +183,7 @@ class Inbox:
             try:
                 with contextlib.closing(self.results.subscription()) as subscription:
                     self._listen(subscription)
-            except Exception as error:  # noqa: BLE001  all jobs wait for this thread: it goes on
+            except Exception as error:  # All jobs wait for this thread: it goes on.
                 if self._stopping.is_set():
                     return
                 known = isinstance(error, redis.RedisError | OSError)
@@ -237,9 +237,7 @@ class Inbox:
             message = subscription.get_message(timeout=0)
         return told
 
-    def _settle(
-        self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()
-    ) -> int:
+    def _settle(self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()) -> int:
         """Settle those of ``job_ids`` whose outcome is there; returns how many."""
         mine = [job_id for job_id in job_ids if job_id in self._awaited]
         settled = 0

@@ -1,13 +1,16 @@
 """kombu's Redis transport, in which a queue called ``fleet.*`` is a set of streams.
 
 Only the sending half: jobs are claimed by instances, never consumed through kombu. Every other
-queue, fanout and remote control are kombu's own, untouched.
+queue, fanout and remote control are kombu's own; but what is no message is dropped, where kombu
+would raise and end a worker's parent.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
+import logging
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +23,8 @@ from kombu.transport import redis as kombu_redis
 from producer.contract.errors import BadRequest, Overloaded
 from producer.contract.message import Message, to_fields
 from producer.contract.names import FREE, GROUP, PRIORITIES, Keys, Priority, is_stream_queue
+
+logger = logging.getLogger(__name__)
 
 #: Properties that say something about one hop of a message and nothing about the job.
 _HOP_PROPERTIES: Final = ("body_encoding", "delivery_tag", "argsrepr", "kwargsrepr")
@@ -86,6 +91,41 @@ def check_size(size_bytes: int, limit_bytes: int) -> None:
         )
 
 
+def fault_of(message: Any) -> str | None:
+    """Return why a decoded ``message`` is none that kombu can take in; None when it is one."""
+    if not isinstance(message, dict):
+        return "it is not a map"
+    properties = message.get("properties")
+    if not isinstance(properties, dict):
+        return "it has no map of properties"
+    if not isinstance(properties.get("delivery_tag"), str | int):
+        return "it has no delivery tag"
+    for name, part in (
+        ("headers", message.get("headers")),
+        ("delivery info", properties.get("delivery_info")),
+    ):
+        if not isinstance(part, dict | None):
+            return f"its {name} are not a map"
+    for name in ("content-type", "content-encoding"):
+        if not isinstance(message.get(name), str | None):
+            return f"its {name} is not text"
+    return _fault_of_body(message.get("body"), properties.get("body_encoding"))
+
+
+def _fault_of_body(body: object, encoding: object) -> str | None:
+    if not isinstance(body, str | bytes | None):
+        return "its body is not text"
+    if not encoding or (isinstance(encoding, str) and encoding.lower() == "utf-8"):
+        return None
+    if encoding != "base64":
+        return f"its body encoding is not one of kombu's: {encoding!r:.40}"
+    try:
+        base64.b64decode(body or "")
+    except ValueError:
+        return "its body is not base64"
+    return None
+
+
 def is_full(error: Exception) -> bool:
     """Return whether Redis refused a write because its memory is used up."""
     return isinstance(error, redis.ResponseError) and (
@@ -144,6 +184,25 @@ class Channel(kombu_redis.Channel):
             if is_full(error):
                 raise overloaded() from error
             raise
+
+    def _receive_one(self, c: Any) -> Any:
+        with self._dropping_what_cannot_be_decoded():
+            return super()._receive_one(c)
+
+    def _brpop_read(self, **options: Any) -> Any:
+        with self._dropping_what_cannot_be_decoded():
+            return super()._brpop_read(**options)
+
+    @contextlib.contextmanager
+    def _dropping_what_cannot_be_decoded(self) -> Iterator[None]:
+        """Log and swallow what kombu's JSON raises; what a receiver raises goes through."""
+        self.connection.handed_over = False
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            if self.connection.handed_over:
+                raise
+            logger.warning("message.dropped", extra={"reason": f"{type(error).__name__} in it"})
 
     def _command(self, queue: str, message: dict[str, Any]) -> list[Any]:
         """Return the command that puts ``message`` where it waits."""
@@ -227,6 +286,17 @@ class Transport(kombu_redis.Transport):
     """``fleet://``."""
 
     Channel = Channel
+
+    #: Whether the message that is being received has reached whom it is for.
+    handed_over = False
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        fault = fault_of(message)
+        if fault is not None:
+            logger.warning("message.dropped", extra={"queue": queue, "reason": fault})
+            return
+        self.handed_over = True
+        super()._deliver(message, queue)
 
 
 class TlsTransport(Transport):

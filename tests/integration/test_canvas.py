@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 import redis
-from celery import Celery, chain, chord, group
+from celery import Celery, chain, chord, group, states
+from celery.backends.redis import RedisBackend
 from celery.exceptions import ChordError
 
-from producer.contract.errors import BadRequest, FleetError
+from producer.contract.errors import BadRequest, EngineFailed, FleetError
+from producer.contract.results import BACKEND
 from producer.tasks import Infer
 from tests.support.app import make_own_app, running_plain_worker, runs
 from tests.support.engines import Do, row
@@ -35,6 +38,17 @@ def workers(server: TestServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         running_worker(server, config, node="canvas"),
     ):
         yield
+
+
+@pytest.fixture(autouse=True)
+def settled(no_lasting_keys: None, workers: None, server: TestServer) -> Iterator[None]:
+    """Let both workers put away what a test's last task and job have left to do."""
+    yield
+    with server.client() as client:
+        wait_until(
+            lambda: not client.keys("unacked*") and not client.keys("fleet:journal:*"),
+            what="both workers to be done",
+        )
 
 
 @pytest.fixture
@@ -94,16 +108,39 @@ def test_a_chain_ends_where_a_job_fails(own: Celery, infer: Infer, broker: redis
     assert runs(broker, "total") == []
 
 
-def test_an_app_with_another_result_format_reads_why_its_chain_ended(
+def test_a_chain_is_awaited_while_its_job_runs(own: Celery, infer: Infer) -> None:
+    steps = infer.s(MODEL, {"x": row(argument=2)}) | own.tasks["own.total"].s()
+
+    totals = [steps.delay().get(timeout=15) for _ in range(30)]
+
+    assert totals == [4] * 30
+
+
+def test_an_errback_of_a_chain_gets_the_id_of_the_job_that_failed(
+    own: Celery, infer: Infer, broker: redis.Redis
+) -> None:
+    steps = chain(infer.s(MODEL, {"x": RAISE}), own.tasks["own.total"].s())
+
+    result = steps.apply_async(link_error=own.tasks["own.failed"].s())
+
+    with pytest.raises(EngineFailed, match="told to"):
+        result.get(timeout=15)
+    assert ran_once_and_no_more(broker, "failed")
+    assert runs(broker, "failed") == [result.parent.id]
+    assert runs(broker, "total") == []
+
+
+def test_an_app_with_the_backend_of_the_fleet_does_the_same(
     workers: None, server: TestServer
 ) -> None:
-    own, infer = make_own_app(server.url, backend="")
+    own, infer = make_own_app(server.url, backend=f"{BACKEND}+")
+    job = infer.s(MODEL, {"x": row(argument=1)})
+    mixed = [job, own.tasks["own.answer"].s(3, others=1)]
 
     with own:
-        result = chain(infer.s(MODEL, {"wrong": row()}), own.tasks["own.total"].s()).apply_async()
-
-        with pytest.raises(BadRequest):
-            result.get(timeout=15)
+        assert chain(job, own.tasks["own.total"].s()).apply_async().get(timeout=15) == 2
+        assert len(group([job, job]).apply_async().get(timeout=15)) == 2
+        assert chord(mixed)(own.tasks["own.total"].s()).get(timeout=15) == 5
 
 
 def test_a_group_of_jobs_is_answered_in_its_order(infer: Infer) -> None:
@@ -134,6 +171,53 @@ def test_a_chord_with_tasks_of_both_workers_ends(own: Celery, infer: Infer) -> N
     result = chord(header)(own.tasks["own.total"].s())
 
     assert result.get(timeout=15) == 6
+
+
+@pytest.mark.parametrize("last", ["own", "job"])
+@pytest.mark.parametrize("body", ["task", "chain", "group"])
+def test_the_body_of_a_chord_gets_arrays_whoever_ends_it(
+    own: Celery, infer: Infer, last: str, body: str
+) -> None:
+    total, answer = own.tasks["own.total"], own.tasks["own.answer"]
+    header, expected = {
+        "own": ([infer.s(MODEL, {"x": row(argument=1)}), answer.s(3, others=1)], 5),
+        "job": ([infer.s(MODEL, {"x": row(Do.SLEEP, 0.25)}), answer.s(3)], 23.5),
+    }[last]
+    steps, ends = {
+        "task": (total.s(), expected),
+        "chain": (chain(total.s(), answer.s()), {"y": [[expected]]}),
+        "group": (group(total.s(), total.s()), [expected, expected]),
+    }[body]
+
+    assert chord(header)(steps).get(timeout=15) == ends
+
+
+def test_groups_in_a_chord_are_answered(own: Celery, infer: Infer) -> None:
+    jobs = group(infer.s(MODEL, {"x": row(argument=number)}) for number in range(3))
+
+    result = chord([jobs, own.tasks["own.answer"].s(3)])(own.tasks["own.shape"].s())
+
+    # Celery flattens the group into the header, and leaves the order there open.
+    assert sorted(result.get(timeout=15)) == [[0, 0, 0], [0, 2, 0], [0, 4, 0], [3]]
+
+
+def test_a_job_is_followed_by_a_group(own: Celery, infer: Infer) -> None:
+    total, answer = own.tasks["own.total"], own.tasks["own.answer"]
+    steps = chain(infer.s(MODEL, {"x": row(argument=1)}), group(total.s(), total.s() | answer.s()))
+
+    assert steps.apply_async().get(timeout=15) == [2, {"y": [[2]]}]
+
+
+def test_a_group_of_jobs_and_tasks_is_answered_in_its_order(own: Celery, infer: Infer) -> None:
+    members = [
+        infer.s(MODEL, {"x": row(argument=1)}),
+        own.tasks["own.answer"].s(3),
+        chain(own.tasks["own.row"].s(0, 2, 0), infer.for_model(MODEL).s()),
+    ]
+
+    replies = group(members).apply_async().get(timeout=15)
+
+    assert [list(reply["y"][0]) for reply in replies] == [[0, 2, 0], [3], [0, 4, 0]]
 
 
 def test_a_body_that_is_infer_gets_what_the_header_answered(own: Celery, infer: Infer) -> None:
@@ -197,3 +281,22 @@ def test_an_errback_gets_the_id_of_the_job(
         result.get(timeout=15)
     assert ran_once_and_no_more(broker, "failed")
     assert runs(broker, "failed") == [result.id]
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_tasks_of_the_app_leave_the_results_of_stock_celery(
+    own: Celery, infer: Infer, broker: redis.Redis, server: TestServer
+) -> None:
+    sent = own.tasks["own.answer"].delay(3)
+    value = sent.get(timeout=15)
+    with Celery(broker=server.url, backend=server.url, set_as_current=False) as stock:
+        assert type(stock.backend) is RedisBackend
+        stock.backend.store_result("of-stock", value, states.SUCCESS)
+        key, of_stock = map(stock.backend.get_key_for_task, (sent.id, "of-stock"))
+
+    stored, like = broker.mget(key, of_stock)
+    date_done = json.loads(stored)["date_done"]
+    changed = {"task_id": sent.id, "date_done": date_done, "children": []}
+    assert stored == json.dumps({**json.loads(like), **changed}).encode()
+    assert 0 <= broker.ttl(of_stock) - broker.ttl(key) <= 20
+    assert (broker.type(key), sent.backend.serializer) == (b"string", "json")

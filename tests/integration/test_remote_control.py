@@ -214,3 +214,37 @@ def test_shutdown_ends_the_worker_in_good_order(server: TestServer, worker: Work
         assert leaving.process is not None
         assert leaving.process.wait(timeout=20) == 0
         assert leaving.instance_pids() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param("5", id="a number"),
+        pytest.param('"x"', id="text"),
+        pytest.param("x", id="no JSON"),
+        pytest.param("{}", id="empty"),
+        pytest.param('{"body": "e30="}', id="no properties"),
+        pytest.param('{"properties": {"delivery_tag": []}}', id="a list for a tag"),
+        pytest.param('{"__type__": "decimal", "__value__": "x"}', id="no decimal"),
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param(
+            '{"body": "5", "content-type": "application/json", "content-encoding": "utf-8",'
+            ' "properties": {"delivery_tag": "t"}}',
+            id="a command that is a number",
+        ),
+    ],
+)
+def test_what_is_no_message_does_not_end_the_parent(
+    server: TestServer, worker: Worker, inspect: Inspect, data: str
+) -> None:
+    pid, instances = worker.pid, worker.instance_pids()
+    with server.client() as client:
+        assert client.publish("/0.celery.pidbox", data) == 1
+
+    # Not at once: after a command that fails, Celery subscribes anew.
+    answer = wait_until(inspect.ping, what="an answer to a ping")
+
+    assert answer[NODE] == {"ok": "pong"}
+    assert worker.process is not None
+    assert worker.process.poll() is None
+    assert (worker.pid, worker.instance_pids()) == (pid, instances)

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import redis
-from celery import Celery
+from celery import Celery, Task
 
-from producer.contract.results import BACKEND
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
 from tests.support.servers import TestServer
@@ -26,11 +26,10 @@ from tests.support.worker import ROOT
 BROKER: Final = "TEST_APP_BROKER_URL"
 
 
-def make_own_app(url: str, *, backend: str = f"{BACKEND}+") -> tuple[Celery, Infer]:
-    """Return an app on stock ``redis://`` lists, with `infer` registered on it.
+def make_own_app(url: str, *, backend: str = "") -> tuple[Celery, Infer]:
+    """Return an app on stock ``redis://`` lists and JSON results, with `infer` registered on it.
 
-    ``backend`` goes before the result URL; an app that joins jobs in groups and chords must read
-    arrays.
+    ``backend`` goes before the result URL.
     """
     own = Celery("own", broker=url, backend=f"{backend}{url}")
     own.conf.broker_connection_retry_on_startup = True
@@ -45,13 +44,30 @@ def make_own_app(url: str, *, backend: str = f"{BACKEND}+") -> tuple[Celery, Inf
     def first(answers: list[Any]) -> Any:
         return answers[0]
 
+    @own.task(name="own.answer", shared=False, bind=True)
+    def answer(task: Task, value: float, others: int = 0) -> dict[str, Any]:
+        """Return what a job could, once ``others`` of its chord have been counted."""
+        counted = own.backend.get_key_for_group(task.request.group or "none", ".j")
+        wait_until(
+            lambda: own.backend.client.zcard(counted) >= others if others else True,
+            what=f"{others} members of the chord",
+        )
+        return {"y": [[value]]}
+
     @own.task(name="own.total", shared=False)
     def total(outputs: Any) -> float:
         """Return the sum of what one job, or each of a chord, answered; count the runs."""
         _note(own, "total")
         return sum(
-            float(o["y"].sum()) for o in (outputs if isinstance(outputs, list) else [outputs])
+            float(np.sum(o["y"])) for o in (outputs if isinstance(outputs, list) else [outputs])
         )
+
+    @own.task(name="own.shape", shared=False)
+    def shape(answers: Any) -> Any:
+        """Return the numbers of a chord's answers, in lists as they came."""
+        if isinstance(answers, list):
+            return [shape(each) for each in answers]
+        return np.asarray(answers["y"][0]).tolist()
 
     @own.task(name="own.failed", shared=False)
     def failed(job_id: str) -> None:

@@ -20,6 +20,8 @@ from producer.contract import errors
 from producer.contract.app import FleetApp, make_app
 from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings
+from producer.inbox import FENCE_AFTER_S
+from producer.replies import outcome_of
 from producer.tasks import Infer
 from tests.unit.producer.conftest import Worker, store_result
 
@@ -216,6 +218,159 @@ def test_a_job_that_nobody_holds_is_not_waited_for(fleet: Client) -> None:
     gc.collect()
 
     assert not fleet._inbox._awaited
+
+
+def test_a_callback_that_raises_hinders_no_other(
+    fleet: Client, worker: Worker, caplog: Any
+) -> None:
+    def fail(_: Job) -> None:
+        raise SystemExit(3)
+
+    worker.announces = False
+    called: list[Job] = []
+    jobs = fleet.submit_many("digits", ({"i": i} for i in range(3)))
+    jobs[0].when_done(fail)
+    jobs[0].when_done(called.append)
+
+    assert [job.reply(5).outputs["i"] for job in jobs] == [0, 1, 2]
+    assert fleet.submit("digits", {"i": 3}).reply(5).outputs["i"] == 3
+    assert called == [jobs[0]]
+    assert "job.callback_failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        {"status": "SUCCESS", "result": 1, "fleet": [1]},
+        {"status": "SUCCESS", "fleet": {}},
+        {"status": "FAILURE", "result": 7},
+        {"status": "FAILURE", "result": {"exc_type": "SystemExit", "exc_module": "builtins"}},
+        {"status": [], "result": 1},
+        {"result": 1},
+        [1],
+        5,
+    ],
+)
+def test_a_result_without_sense_is_a_bad_message_and_hinders_no_other(
+    fleet: Client, app: FleetApp, worker: Worker, client: Any, senseless: Any
+) -> None:
+    job = fleet.submit("other", {"i": 1})
+    client.set(KEYS.result(job.id), app.backend.encode(senseless), ex=60)
+    client.publish(KEYS.replies(fleet.id), job.id)
+
+    with pytest.raises(errors.BadMessage):
+        job.reply(5)
+    assert fleet.submit("digits", {"i": 3}).reply(5).outputs["i"] == 3
+
+
+def test_a_stored_exit_does_not_end_the_program(fleet: Client) -> None:
+    outcome = outcome_of({"status": states.FAILURE, "result": SystemExit(1)})
+
+    assert isinstance(outcome, errors.BadMessage)
+
+
+def test_news_without_sense_hinder_no_job(fleet: Client, worker: Worker, client: Any) -> None:
+    first = fleet.submit("digits", {"i": 1})
+    for news in (b"\xff", b"", b",,,", b"a" * 100_000):
+        client.publish(KEYS.replies(fleet.id), news)
+
+    assert first.reply(5).outputs["i"] == 1
+    assert fleet.submit("digits", {"i": 3}).reply(5).outputs["i"] == 3
+
+
+def test_jobs_sent_by_many_threads_are_looked_for_meanwhile(fleet: Client, worker: Worker) -> None:
+    worker.announces = False
+    jobs: list[Job] = []
+
+    def send() -> None:
+        for i in range(300):
+            jobs.append(fleet.submit("digits", {"i": i}))
+            fleet._inbox._look(time.monotonic())
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sum(1 for _ in fleet.as_completed(jobs, timeout_s=20)) == 900
+
+
+@pytest.mark.parametrize("job_id", ["a,b", ",", "a,", "\u00e4 b"])
+def test_any_id_is_answered_at_once(fleet: Client, worker: Worker, job_id: str) -> None:
+    fleet.submit("digits", {"i": 0}).reply(5)
+    others = [fleet.submit("other", {"i": 1}, job_id=name) for name in ("a", "b")]
+    began_s = time.monotonic()
+
+    fleet.submit("digits", {"i": 1}, job_id=job_id).reply(5)
+
+    assert time.monotonic() - began_s < 0.5
+    assert not any(job.done for job in others)
+
+
+def test_an_id_whose_reply_was_read_is_told_so(fleet: Client, worker: Worker, client: Any) -> None:
+    first = fleet.submit("digits", {"i": 1}, job_id="mine")
+    first.reply(5)
+    wait_until(lambda: client.exists(KEYS.fence("mine")), what="fence")
+    worker.stop()
+    left_s = client.ttl(KEYS.fence("mine"))
+    client.expire(KEYS.fence("mine"), left_s - 10)
+    again = fleet.submit("digits", {"i": 1}, job_id="mine")
+    other = fleet.submit("digits", {"i": 2})
+
+    with pytest.raises(errors.BadRequest, match="answered before"):
+        again.reply(5)
+    assert first.reply(0).outputs["i"] == 1
+    assert not other.done
+    assert client.ttl(KEYS.fence("mine")) <= left_s - 10
+
+
+def test_a_result_counts_more_than_a_fence(fleet: Client, app: FleetApp, client: Any) -> None:
+    client.set(KEYS.fence("mine"), "1", ex=60)
+    job = fleet.submit("other", {"i": 1}, job_id="mine")
+    store_result(app, client, job.id, states.SUCCESS, {"i": 1})
+
+    assert job.reply(5).outputs == {"i": 1}
+
+
+def test_a_fence_is_not_looked_for_before_its_time(fleet: Client, client: Any) -> None:
+    client.set(KEYS.fence("mine"), "1", ex=60)
+    job = fleet.submit("other", {"i": 1}, job_id="mine")
+
+    fleet._inbox._look(job.awaited_since_s + FENCE_AFTER_S / 2)
+    assert not job.done
+    fleet._inbox._look(job.awaited_since_s + FENCE_AFTER_S)
+    assert job.done
+
+
+def test_the_first_outcome_of_a_job_stays(fleet: Client) -> None:
+    job = Job("mine", fleet)
+    job.settle({"status": states.SUCCESS, "result": 1})
+    job.settle(errors.BadRequest("later"))
+
+    assert job.reply(0).outputs == 1
+
+
+def test_as_completed_tells_of_ids_whose_reply_was_read(
+    fleet: Client, app: FleetApp, worker: Worker
+) -> None:
+    fleet.submit("digits", {"i": 1}, job_id="mine").reply(5)
+    strangers: list[Any] = ["mine", app.AsyncResult("mine")]
+
+    for stranger in strangers:
+        (job,) = fleet.as_completed([stranger], timeout_s=5)
+        with pytest.raises(errors.BadRequest, match="answered before"):
+            job.reply(0)
+
+
+def test_two_servers_know_of_a_reply_that_was_read(server: Any, client: Any) -> None:
+    base = f"redis://127.0.0.1:{server.port}"
+    client.set(KEYS.fence("mine"), "1", ex=60)
+    with Client(Settings(broker_url=f"{base}/0", result_url=f"{base}/1")) as fleet:
+        job = fleet.submit("other", {"i": 1}, job_id="mine")
+
+        with pytest.raises(errors.BadRequest, match="answered before"):
+            job.reply(5)
 
 
 def test_priority_and_expiry_travel(fleet: Client, client: Any) -> None:

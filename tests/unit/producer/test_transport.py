@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ from producer.contract.message import from_fields
 from producer.contract.names import GROUP, Keys, Priority
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
-from producer.transport import TlsTransport
+from producer.transport import TlsTransport, fault_of
 
 pytestmark = pytest.mark.redis
 
@@ -174,3 +176,105 @@ def test_fleets_forces_a_verified_certificate() -> None:
 
     assert transport.client.ssl["ssl_cert_reqs"] == 2
     connection.release()
+
+
+GOOD: dict[str, Any] = {
+    "body": "e30=",
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": {"clock": 1},
+    "properties": {
+        "delivery_tag": "t",
+        "body_encoding": "base64",
+        "delivery_info": {"exchange": "e", "routing_key": ""},
+    },
+}
+WITHOUT_SENSE = [
+    pytest.param(5, id="a number"),
+    pytest.param("x", id="text"),
+    pytest.param([GOOD], id="a list"),
+    pytest.param({}, id="empty"),
+    pytest.param({**GOOD, "properties": None}, id="no properties"),
+    pytest.param({**GOOD, "properties": {}}, id="no delivery tag"),
+    pytest.param({**GOOD, "properties": {"delivery_tag": []}}, id="a list for a tag"),
+    pytest.param({**GOOD, "headers": [1]}, id="headers in a list"),
+    pytest.param({**GOOD, "content-type": 1}, id="a number for a content type"),
+    pytest.param({**GOOD, "body": {}}, id="a map for a body"),
+    pytest.param({**GOOD, "body": "e"}, id="half of base64"),
+    pytest.param(
+        {**GOOD, "properties": {"delivery_tag": "t", "body_encoding": "rot13"}}, id="rot13"
+    ),
+    pytest.param(
+        {**GOOD, "properties": {"delivery_tag": "t", "delivery_info": "x"}}, id="text for where"
+    ),
+]
+#: JSON that kombu's decoder raises something of its own for.
+UNDECODABLE = [
+    pytest.param(b"x", id="no JSON"),
+    pytest.param(b"\xff", id="no text"),
+    pytest.param(b"[" * 100_000, id="deep"),
+    pytest.param(b'{"__type__": "decimal", "__value__": "x"}', id="decimal"),
+    pytest.param(b'{"__type__": "bytes", "__value__": 5}', id="bytes"),
+]
+
+
+@pytest.mark.parametrize("message", WITHOUT_SENSE)
+def test_what_is_no_message_is_told_from_one(message: Any) -> None:
+    assert fault_of(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GOOD,
+        {"properties": {"delivery_tag": 1}},
+        {**GOOD, "headers": None, "body": "{}", "properties": {"delivery_tag": "t"}},
+        {**GOOD, "body": "\xe4", "properties": {"delivery_tag": "t", "body_encoding": "UTF-8"}},
+    ],
+)
+def test_what_kombu_takes_in_is_a_message(message: Any) -> None:
+    assert fault_of(message) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            pytest.param(json.dumps(parameters.values[0]).encode(), id=parameters.id)
+            for parameters in WITHOUT_SENSE
+        ),
+        *UNDECODABLE,
+    ],
+)
+def test_what_is_no_message_is_dropped_from_a_queue_and_the_next_is_read(
+    app: FleetApp, client: Any, data: bytes, caplog: Any
+) -> None:
+    client.lpush("stock", data)
+    app.send_task("plain", queue="stock", serializer="json")
+
+    with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):
+        got: list[str] = []
+        consumer = connection.Consumer(
+            [connection.SimpleQueue("stock").queue],
+            on_message=lambda message: got.append(message.headers["task"]),
+            no_ack=True,
+        )
+        with consumer:
+            while not got:
+                connection.drain_events(timeout=2)
+
+    assert got == ["plain"]
+    assert [record.message for record in caplog.records] == ["message.dropped"]
+
+
+def test_what_a_receiver_raises_is_not_taken_for_a_bad_message(app: FleetApp) -> None:
+    def fail(_: Any) -> None:
+        raise ValueError("the receiver's own")
+
+    app.send_task("plain", queue="stock", serializer="json")
+    with (
+        app.connection_for_read() as connection,
+        connection.Consumer([connection.SimpleQueue("stock").queue], on_message=fail, no_ack=True),
+        pytest.raises(ValueError, match="own"),
+    ):
+        connection.drain_events(timeout=2)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from celery import Celery, Signature, group
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -160,3 +163,92 @@ def test_kombu_packs_and_reads_it_under_its_name() -> None:
         1,
         1,
     ]
+
+
+def _values(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(_values(key) + _values(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return 1 + sum(map(_values, value))
+    return 1
+
+
+_longer = st.text(min_size=30, max_size=300) | st.binary(min_size=200, max_size=300) | arrays
+
+
+@given(st.lists(plain | _longer, min_size=1, max_size=4))
+def test_a_value_of_any_kind_counts_as_one(value: list[Any]) -> None:
+    _assert_counted(value)
+
+
+@pytest.mark.parametrize("length", [40, 300, 70_000])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda length: "a" * length, id="text"),
+        pytest.param(bytes, id="bytes"),
+        pytest.param(lambda length: np.zeros(length, np.uint8), id="array"),
+        pytest.param(lambda length: [0] * length, id="list"),
+        pytest.param(lambda length: dict.fromkeys(range(length)), id="map"),
+    ],
+)
+def test_a_value_of_any_length_counts_as_one(make: Callable[[int], Any], length: int) -> None:
+    _assert_counted([make(length), "end"])
+
+
+def _assert_counted(value: list[Any]) -> None:
+    """Assert that ``value`` may be sent when exactly as many values as it has are allowed."""
+    packed = wire.dumps(value)
+    count = _values(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_VALUES", count)
+        wire.loads(packed)
+        patch.setattr(wire, "MAX_VALUES", count - 1)
+        with pytest.raises(BadMessage):
+            wire.loads(packed)
+        with pytest.raises(BadRequest, match="as arrays"):
+            wire.dumps(value)
+
+
+@given(st.binary(max_size=200))
+def test_counting_garbage_raises_nothing(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_VALUES", 2)
+        assert wire._too_many(data) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "empty", [pytest.param(b"\x80", id="map"), pytest.param(b"\x90", id="list")]
+)
+def test_many_small_containers_are_refused_before_any_is_made(
+    empty: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Counting is slow under tracemalloc.
+    monkeypatch.setattr(wire, "MAX_VALUES", 2**16)
+    full = b"\xdc\xff\xff" + empty * 0xFFFF
+    hostile = b"\x01\xdc" + struct.pack(">H", 900) + full * 900
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage, match="values"):
+            wire.loads(hostile)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 1_000_000
+
+
+def test_the_most_values_there_may_be_are_sent_and_read() -> None:
+    most = [0] * (wire.MAX_VALUES - 1)
+
+    assert wire.loads(wire.dumps(most)) == most
+    with pytest.raises(BadRequest, match="as arrays"):
+        wire.dumps([*most, 0])
+
+
+def test_a_group_of_celery_is_the_map_that_it_holds() -> None:
+    # Its len() is the number of its tasks.
+    steps = group(Signature("own.task", app=Celery(set_as_current=False)) for _ in range(2))
+
+    assert wire.loads(wire.dumps({"chain": [steps]})) == json.loads(json.dumps({"chain": [steps]}))
