@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -294,7 +295,8 @@ def test_tasks_of_the_app_leave_the_results_of_stock_celery(
         stock.backend.store_result("of-stock", value, states.SUCCESS)
         key, of_stock = map(stock.backend.get_key_for_task, (sent.id, "of-stock"))
 
-    stored, like = broker.mget(key, of_stock)
+    found: Any = broker.mget(key, of_stock)
+    stored, like = found
     date_done = json.loads(stored)["date_done"]
     changed = {"task_id": sent.id, "date_done": date_done, "children": []}
     assert stored == json.dumps({**json.loads(like), **changed}).encode()
