@@ -72,7 +72,7 @@ def test_a_worker_that_hangs_is_not_healthy_although_another_one_answers(
         assert health(other)[0] == 0
 
     assert status == 1
-    assert line == "fleet: asked@test does not answer within 6 s."
+    assert line.startswith("fleet: asked@test does not answer within 6 s.")
 
 
 def test_a_worker_whose_models_cannot_be_loaded_is_not_healthy(

@@ -77,6 +77,21 @@ def make_own_app(url: str, *, backend: str = "") -> tuple[Celery, Infer]:
     return own, infer
 
 
+@contextlib.contextmanager
+def own_app(url: str, *, backend: str = "") -> Iterator[tuple[Celery, Infer]]:
+    """Return `make_own_app` for the length of the block; no connection of it is left."""
+    own, infer = make_own_app(url, backend=backend)
+    try:
+        yield own, infer
+    finally:
+        infer.publisher.close()
+        for app in (own, infer.fleet):
+            app.backend.result_consumer.stop()
+            app.backend.client.connection_pool.disconnect()
+            app.pool.force_close_all()
+            app.close()
+
+
 def runs(client: redis.Redis, task: str) -> list[str]:
     """Return what a task of the app noted, one entry for each run."""
     noted: Any = client.lrange(f"own:{task}", 0, -1)
