@@ -87,8 +87,9 @@ def own_app(url: str, *, backend: str = "") -> Iterator[tuple[Celery, Infer]]:
         infer.publisher.close()
         for app in (own, infer.fleet):
             app.backend.result_consumer.stop()
+            # A result that is dropped later would connect again, to unsubscribe.
+            app.backend.result_consumer.subscribed_to.clear()
             app.backend.client.connection_pool.disconnect()
-            app.pool.force_close_all()
             app.close()
 
 

@@ -31,7 +31,9 @@ def own(settings: Settings) -> Iterator[Celery]:
     own = Celery(broker=settings.broker_url, backend=settings.broker_url, set_as_current=False)
     yield own
     own.backend.result_consumer.stop()
-    own.backend.client.close()
+    # A result that is dropped later would connect again, to unsubscribe.
+    own.backend.result_consumer.subscribed_to.clear()
+    own.backend.client.connection_pool.disconnect()
     own.close()
 
 
@@ -43,7 +45,7 @@ def test_the_backend_reads_both_whenever_infer_is_registered(
         assert own.conf.result_serializer == "json"
     if registered == "once used":
         assert type(own.backend) is RedisBackend
-        own.backend.client.close()
+        own.backend.client.connection_pool.disconnect()
     infer = register(own, settings)
     with make_app(settings) as fleet:
         store_result(fleet, client, "ours", states.SUCCESS, {"y": ROW})
@@ -109,6 +111,7 @@ def test_another_backend_stays_and_jobs_are_read_from_the_fleet(
 
         assert own.backend is before
         assert infer.delay("digits", {"i": 1}).get(timeout=5) == {"i": 1}
+        infer.publisher.close()
 
 
 def test_what_an_app_puts_in_place_of_a_backend_stays(settings: Settings) -> None:
@@ -145,6 +148,7 @@ def test_a_task_is_subscribed_to_as_ever_and_a_job_is_not(
     sent = own.send_task("own.task")
     assert consumer.subscribed_to == {f"celery-task-meta-{sent.id}".encode()}
     sent.forget()
+    infer.publisher.close()
 
 
 def test_a_group_of_jobs_is_got(own: Celery, settings: Settings, worker: Worker) -> None:
@@ -154,6 +158,7 @@ def test_a_group_of_jobs_is_got(own: Celery, settings: Settings, worker: Worker)
     replies = jobs.apply_async().get(timeout=10)
 
     assert [reply["i"] for reply in replies] == list(range(20))
+    infer.publisher.close()
 
 
 @pytest.mark.parametrize("serializer", ["json", "yaml", "pickle", "msgpack"])
