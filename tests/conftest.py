@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ from tests.support.servers import TestServer, running_server
 # What a developer has set for a fleet of their own must not reach the tests.
 for name in [name for name in os.environ if name.startswith("FLEET_")]:
     del os.environ[name]
+
+# Where the tests run in a script's background SIGINT is ignored, and so it would be in every process
+# they start; with a handler here those start with the usual meaning.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set before anything imports the runtime, as the product's engine does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
