@@ -68,8 +68,13 @@ def test_a_full_redis_still_lets_replies_be_deleted_and_fenced(
     fleet: Client, worker: Worker, client: Any
 ) -> None:
     worker.announces = False
+    # The inbox reads all when its subscription begins: let that be over, so that it does not read
+    # the reply before the server is full.
+    fleet.submit("digits", {"image": ROW}).reply(5)
     job = fleet.submit("digits", {"image": ROW})
-    wait_until(lambda: client.exists(KEYS.result(job.id)), what="result")
+    wait_until(
+        lambda: client.exists(KEYS.result(job.id), KEYS.fence(job.id)), what="result or its fence"
+    )
     client.config_set("maxmemory", 1)
     try:
         job.reply(5)
