@@ -15,8 +15,8 @@ from tests.support.servers import TestServer, running_server
 for name in [name for name in os.environ if name.startswith("FLEET_")]:
     del os.environ[name]
 
-# Where the tests run in a script's background SIGINT is ignored, and so it would be in every process
-# they start; with a handler here those start with the usual meaning.
+# Where the tests run in a script's background SIGINT is ignored, and so it would be in every
+# process they start; with a handler here those start with the usual meaning.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set before anything imports the runtime, as the product's engine does.
