@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import redis
@@ -26,7 +26,6 @@ from workers.telemetry.events import TaskEvents
 
 logger = logging.getLogger(__name__)
 
-
 #: A reply that is larger is refused: Redis takes no value above 512 MiB, and no client wants one.
 _MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
 
@@ -42,6 +41,8 @@ class _Waiting:
     answer: Answer
     #: What `complete` stores; None when it lies under its key already.
     payload: bytes | None = None
+    #: Whether it went through the tracer or was packed.
+    packed: bool = False
     #: Whether nothing but the ending itself is left to do.
     stored: bool = False
 
@@ -76,9 +77,7 @@ class Endings:
         Packs, traces and stores what was not yet; may raise what redis-py raises, and goes on where
         it was at the next call.
         """
-        for waiting in self._waiting:
-            if not waiting.stored:
-                self._store_one(waiting)
+        self._prepare([waiting for waiting in self._waiting if not waiting.stored])
         return [self._call(part) for part in self._parts()]
 
     def settle(self, endings: Sequence[list[Ending]]) -> None:
@@ -91,21 +90,39 @@ class Endings:
                 self._tell(waiting.answer)
         self._waiting.clear()
 
-    def _store_one(self, waiting: _Waiting) -> None:
-        answer = waiting.answer
-        traced = self._answers.needs_tracer(answer.job)
-        if (traced or self._results is not None) and not self._owns(answer):
-            # Whoever lost a claim does not answer for it; `complete` says so once more.
+    def _prepare(self, fresh: Sequence[_Waiting]) -> None:
+        """Pack or trace each of ``fresh``, and store those whose results have their own server."""
+        self._drop_lost([each for each in fresh if self._guarded(each)])
+        for waiting in fresh:
+            if waiting.packed or waiting.stored:
+                continue
+            if self._answers.needs_tracer(waiting.answer.job):
+                waiting.answer, waiting.payload = self._trace(waiting.answer)
+            else:
+                waiting.answer, waiting.payload = self._pack(waiting.answer)
+            waiting.packed = True
+        apart = [each for each in fresh if each.payload is not None]
+        if self._results is not None and apart:
+            payloads = {each.answer.job.job_id: each.payload or b"" for each in apart}
+            self._store(self._results, payloads)
+            for waiting in apart:
+                waiting.payload = None
+        for waiting in fresh:
             waiting.stored = True
+
+    def _guarded(self, waiting: _Waiting) -> bool:
+        """Whether something happens to the answer before `complete` looks who owns its job."""
+        return self._results is not None or self._answers.needs_tracer(waiting.answer.job)
+
+    def _drop_lost(self, guarded: Sequence[_Waiting]) -> None:
+        """Leave those that are no longer ours to `complete`, which says that they are lost."""
+        if not guarded:
             return
-        if traced:
-            waiting.answer, waiting.payload = self._trace(answer)
-        else:
-            waiting.answer, waiting.payload = self._pack(answer)
-        if self._results is not None and waiting.payload is not None:
-            self._store(self._results, answer.job.job_id, waiting.payload)
-            waiting.payload = None
-        waiting.stored = True
+        entries = [waiting.answer.job.entry for waiting in guarded]
+        for waiting, ours in zip(guarded, self._ledger.owned(self._client, entries), strict=True):
+            if not ours:
+                # Whoever lost a claim does not answer for it.
+                waiting.stored, waiting.payload = True, None
 
     def _trace(self, answer: Answer) -> tuple[Answer, bytes | None]:
         """Let Celery end the job; one whose callbacks cannot be sent at all fails for that.
@@ -168,7 +185,7 @@ class Endings:
         else:
             answer, payload = self._pack(answer)
         if self._results is not None and payload is not None:
-            self._store(self._results, job.job_id, payload)
+            self._store(self._results, {job.job_id: payload})
             payload = None
         return self._ledger.bury(
             queue, job.entry, job.job_id, letter, payload=payload, reply_to=job.reply_to
@@ -181,7 +198,7 @@ class Endings:
         if bad.job_id is not None:
             payload = self._answers.pack_failure(bad.job_id, bad.error, {"worker": self.worker})
             if self._results is not None:
-                self._store(self._results, bad.job_id, payload)
+                self._store(self._results, {bad.job_id: payload})
                 payload = None
         logger.error("entry.unreadable", extra={"queue": queue, "entry": bad.entry.entry_id})
         return self._ledger.bury(
@@ -203,9 +220,6 @@ class Endings:
         # Every job of a batch that ran out of memory carries the batch's count.
         counters.out_of_memory += max((outcome.out_of_memory for outcome in outcomes), default=0)
 
-    def _owns(self, answer: Answer) -> bool:
-        return self._ledger.owned(self._client, [answer.job.entry])[0]
-
     def _pack(self, answer: Answer) -> tuple[Answer, bytes]:
         try:
             packed = self._answers.pack(answer)
@@ -221,15 +235,29 @@ class Endings:
         packed = self._answers.pack_failure(answer.job.job_id, failed, answer.about)
         return dataclasses.replace(answer, outputs=None, error=failed), packed
 
-    def _store(self, results: redis.Redis, job_id: str, payload: bytes) -> None:
-        """Store one result on its own server, before the entry is acked on the broker."""
+    def _store(self, results: redis.Redis, payloads: Mapping[str, bytes]) -> None:
+        """Store results by job id on their own server, before the entries are acked on the broker.
+
+        A terminal result that is there, or the fence of one that was read, stays; and nobody hears
+        of another. One round trip for each step, whatever the number.
+        """
         keys = self._ledger.keys
-        if self._client.exists(keys.fence(job_id)):
-            return
-        key = keys.result(job_id)
-        # A terminal result that was there before stays, and nobody hears of another.
-        if results.set(key, payload, ex=self._ledger.result_ttl_s, nx=True):
-            results.publish(key, payload)
+        pipe = self._client.pipeline(transaction=False)
+        for job_id in payloads:
+            pipe.exists(keys.fence(job_id))
+        fenced = pipe.execute()
+        wanted = {
+            keys.result(job_id): payload
+            for (job_id, payload), fence in zip(payloads.items(), fenced, strict=True)
+            if not fence
+        }
+        pipe = results.pipeline(transaction=False)
+        for key, payload in wanted.items():
+            pipe.set(key, payload, ex=self._ledger.result_ttl_s, nx=True)
+        for (key, payload), stored in zip(wanted.items(), pipe.execute(), strict=True):
+            if stored:
+                pipe.publish(key, payload)
+        pipe.execute()
 
     def _count(self, answer: Answer) -> None:
         counters = self._status.counters[str(answer.about.get("model", ""))]

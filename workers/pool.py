@@ -78,8 +78,7 @@ class InstancePool(BasePool):
                 target_drain_s=self.settings.target_drain_s,
                 down_after_s=self.settings.down_after_s,
             ),
-            report=self.processes.report,
-            want=self.processes.want,
+            processes=self.processes,
         )
         self.processes.want(least)
 
@@ -105,7 +104,9 @@ class InstancePool(BasePool):
         nothing.
         """
         self.drain()
-        cold = celery_state.should_terminate not in (None, False)
+        # Celery's own test: the exit status 0 is an order to end, too.
+        cold = celery_state.should_terminate is not None
+        cold = cold and celery_state.should_terminate is not False
         rest_s = 0.0 if cold else (self._drain_deadline_s or 0.0) - time.monotonic()
         if not self.processes.wait_gone(rest_s):
             self._end_now()
@@ -175,6 +176,7 @@ class InstancePool(BasePool):
         most = min(policy.max if most is None else max(1, most), self.limit)
         least = min(policy.min if least is None else max(1, least), most)
         self.scaler.set_bounds(least, most)
+        self.processes.want(min(max(self.processes.wanted, least), most))
         return most, least
 
     # -- the end

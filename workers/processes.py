@@ -206,9 +206,10 @@ class Processes:
             self._selector.unregister(heard.report_fd)
             heard.kill(by_us=False)
             status = heard.close()
+            # Before anybody can see that it is gone: who waits for that ends what frees its claims.
+            self._on_death(Death(consumer=heard.consumer, forgive=heard.ended_by_us))
             slot.process = None
             self._bury(slot, heard, status)
-        self._on_death(Death(consumer=heard.consumer, forgive=heard.ended_by_us))
 
     def _bury(self, slot: Slot, dead: InstanceProcess, status: int) -> None:
         """Keep the totals of ``dead`` and decide when its slot is filled again."""

@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -21,6 +21,7 @@ from producer.contract.counters import add_counters
 from producer.contract.names import FREE, GROUP, Keys, queue_of
 from workers import autoscale
 from workers.autoscale import Policy, Seen
+from workers.processes import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class Scaler(threading.Thread):
-    """Looks once a second and tells ``want`` how many instances there should be."""
+    """Looks once a second and tells the processes how many there should be."""
 
     def __init__(
         self,
@@ -37,12 +38,11 @@ class Scaler(threading.Thread):
         keys: Keys,
         models: Sequence[str],
         policy: Policy,
-        report: Callable[[], list[dict[str, Any]]],
-        want: Callable[[int], int],
+        processes: Processes,
     ) -> None:
         super().__init__(name="scaler", daemon=True)
         self._client, self._keys, self._models = client, keys, tuple(models)
-        self._report, self._want = report, want
+        self._processes = processes
         self._stopping = threading.Event()
         self._looked = _Work(at_s=time.monotonic(), rows=0, jobs=0, busy_s=0.0)
         self.policy = policy
@@ -64,17 +64,19 @@ class Scaler(threading.Thread):
                 logger.exception("scaler.failed")
 
     def _turn(self) -> None:
-        if self.policy.min == self.policy.max == self.scale.instances:
+        if self.policy.min == self.policy.max:
             return
-        before = self.scale.instances
-        self.scale = autoscale.decide(self.policy, self.scale, self._look(), now_s=time.monotonic())
-        if self.scale.instances != before:
-            logger.info("scaler.changed", extra={"before": before, "wanted": self.scale.instances})
-            self._want(self.scale.instances)
+        # Remote control may have changed the number meanwhile.
+        here = self._processes.wanted
+        scale = dataclasses.replace(self.scale, instances=here)
+        self.scale = autoscale.decide(self.policy, scale, self._look(), now_s=time.monotonic())
+        if self.scale.instances != here:
+            logger.info("scaler.changed", extra={"before": here, "wanted": self.scale.instances})
+            self._processes.want(self.scale.instances)
 
     def _look(self) -> Seen | None:
         """Return what is to be seen; None when Redis does not answer."""
-        work = _work(self._report(), now_s=time.monotonic())
+        work = _work(self._processes.report(), now_s=time.monotonic())
         last, self._looked = self._looked, work
         try:
             jobs = sum(waiting(self._client, self._keys, map(queue_of, self._models)).values())

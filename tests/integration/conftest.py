@@ -11,6 +11,7 @@ import redis
 from producer.client import Client
 from producer.contract.settings import Settings
 from tests.support.servers import TestServer
+from tests.support.worker import SCRIPTED, config_folder
 
 #: Keys that may live for ever: queues, what is known of the fleet, and kombu's own bindings.
 _LASTING = ("fleet:stream:", "fleet:dead:", "fleet:models", "fleet:workers", "_kombu.")
@@ -30,6 +31,13 @@ def no_lasting_keys(server: TestServer) -> Iterator[None]:
 def fleet(server: TestServer, client: redis.Redis) -> Client:
     """Return an app's client of the fleet on the test server."""
     return Client(Settings(broker_url=server.url))
+
+
+@pytest.fixture
+def config(log: Path) -> Iterator[Path]:
+    """Return a configuration with one model, the scripted engine, which notes its starts."""
+    with config_folder({"scripted": {**SCRIPTED, "options": {"log": str(log)}}}) as folder:
+        yield folder
 
 
 @pytest.fixture

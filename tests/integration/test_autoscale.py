@@ -80,6 +80,8 @@ def test_remote_control_changes_the_number_of_instances(
         wait_until(lambda: len(worker.instance_pids()) == 2, what="one start")
         (bounds,) = control.autoscale(3, 1, reply=True, timeout=3)
         (refused,) = control.pool_grow(1, reply=True, timeout=3)
+        control.autoscale(3, 3, reply=True, timeout=3)
+        wait_until(lambda: len(worker.instance_pids()) == 3, what="three, as the bounds say")
 
     assert bounds[worker.node] == {"ok": "autoscale now max=3 min=1"}
     assert "autoscale" in refused[worker.node]["error"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 MODEL = "scripted"
 QUEUE = f"fleet.{MODEL}"
 KEYS = Keys()
-
-
-@pytest.fixture
-def config(log: Path) -> Iterator[Path]:
-    with config_folder({MODEL: {**SCRIPTED, "options": {"log": str(log)}}}) as folder:
-        yield folder
 
 
 def code_of(job: Job, timeout_s: float = 30) -> str:

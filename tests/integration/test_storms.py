@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,6 @@ from tests.support.worker import SCRIPTED, children_of, config_folder, running_w
 MODEL = "scripted"
 QUEUE = f"fleet.{MODEL}"
 KEYS = Keys()
-
-
-@pytest.fixture
-def config(log: Path) -> Iterator[Path]:
-    with config_folder({MODEL: {**SCRIPTED, "options": {"log": str(log)}}}) as folder:
-        yield folder
 
 
 def test_a_results_server_that_is_away_costs_no_second_run(
