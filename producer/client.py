@@ -17,6 +17,7 @@ from celery.result import AsyncResult
 
 from producer.contract.app import make_app
 from producer.contract.call import parse_call
+from producer.contract.cancel import cancel_command
 from producer.contract.errors import JobTimeout
 from producer.contract.names import Priority
 from producer.contract.settings import Settings
@@ -70,7 +71,7 @@ class Job:
         return self._result()
 
     def cancel(self) -> None:
-        """Ask that the job is not started. One that runs already is not stopped."""
+        """Ask that the job is not started; see ``Client.cancel``."""
         self._client.cancel(self.id)
 
     def __await__(self) -> Generator[Any, None, Reply]:
@@ -195,9 +196,13 @@ class Client:
             raise JobTimeout(f"Job {job.id} has no reply after {timeout_s} s.") from None
 
     def cancel(self, job_id: str) -> None:
-        """Ask that a job is not started."""
-        key = self._infer.publisher.keys.cancelled(job_id)
-        self._infer.publisher.send(("SET", key, 1, "EX", self._settings.result_ttl_s))
+        """Ask that a job is not started; no worker has to run for that.
+
+        A job that waits ends with Cancelled when an instance comes to it; one that runs keeps its
+        outcome, and is not tried again should its process die.
+        """
+        publisher = self._infer.publisher
+        publisher.send(cancel_command(publisher.keys, [job_id]))
 
     def as_completed(
         self, jobs: Iterable[Job | AsyncResult | str], timeout_s: float | None = None

@@ -9,12 +9,18 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from producer.contract.errors import Cancelled, EngineFailed, FleetError, WorkerLost
+from producer.contract.errors import (
+    Cancelled,
+    EngineFailed,
+    FleetError,
+    JobTimeout,
+    WorkerLost,
+)
 from producer.contract.names import model_of
 from workers.answers import Answer
 from workers.batching.closing import Closed
 from workers.delivery.ledger import Claimed, Entry, Verdict
-from workers.jobs import Job, Unreadable, expired, read_entry
+from workers.jobs import Job, Unreadable, expired, read_entry, unread
 from workers.runner import ModelRunner, Outcome, Prepared
 
 
@@ -44,8 +50,8 @@ class Begun:
     runs: tuple[Job, ...]
     #: Ended without a run: bad inputs, expired, cancelled.
     answered: tuple[Answer, ...]
-    #: Started as often as allowed: dead letters.
-    exhausted: tuple[Job, ...]
+    #: Not to be tried again, each for the reason beside it: dead letters.
+    buried: tuple[tuple[Job, FleetError], ...]
     #: To be given back, uncounted.
     later: tuple[Job, ...]
     #: Whether nothing else may be begun in this process before the batch has ended.
@@ -56,16 +62,42 @@ class Begun:
         """The jobs whose start was counted."""
         return (*self.runs, *(answer.job for answer in self.answered))
 
+    @property
+    def started_before(self) -> tuple[Job, ...]:
+        """Those of the started whose earlier start has no outcome that this server knows."""
+        return tuple(job for job in self.started if job.starts)
 
-def read_claim(claimed: Claimed, runner: ModelRunner, *, tick: Callable[[], None]) -> Batch:
+    def without(self, jobs: Sequence[Job]) -> Begun:
+        """Return the same without ``jobs``, which are ended already."""
+        if not jobs:
+            return self
+        return dataclasses.replace(
+            self,
+            runs=tuple(job for job in self.runs if job not in jobs),
+            answered=tuple(answer for answer in self.answered if answer.job not in jobs),
+        )
+
+    def limit_s(self, limit_s: float) -> float:
+        """Return how long the batch may run: as long as the strictest of its jobs says."""
+        return min([limit_s, *(job.time_limit_s for job in self.runs if job.time_limit_s)])
+
+
+def read_claim(
+    claimed: Claimed, runner: ModelRunner, *, max_reads: int, tick: Callable[[], None]
+) -> Batch:
     """Decode every claimed entry; one that cannot be read stands apart from the others.
+
+    So does one that killed whoever read it, more than ``max_reads`` times.
 
     ``tick`` is called before each: together they may take longer than a loop may be silent.
     """
-    read = []
+    read: list[Job | Unreadable] = []
     for entry in claimed.entries:
         tick()
-        read.append(read_entry(entry, queue=claimed.queue, runner=runner))
+        if entry.reads > max_reads:
+            read.append(unread(entry, never_read(entry)))
+        else:
+            read.append(read_entry(entry, queue=claimed.queue, runner=runner))
     return Batch(
         queue=claimed.queue,
         closed=claimed.closed,
@@ -82,7 +114,7 @@ def sort_begun(
     """
     runs: list[Job] = []
     answered: list[Answer] = []
-    exhausted: list[Job] = []
+    buried: list[tuple[Job, FleetError]] = []
     later: list[Job] = []
     alone = False
     for job, (verdict, starts) in zip(batch.jobs, verdicts, strict=True):
@@ -98,8 +130,10 @@ def sort_begun(
             case Verdict.CANCELLED:
                 error = Cancelled("The job was cancelled before it was started.")
                 answered.append(refused(job, error, model=batch.model, worker=worker))
+            case Verdict.TIMEOUT:
+                buried.append((job, timed_out(job)))
             case Verdict.EXHAUSTED:
-                exhausted.append(job)
+                buried.append((job, lost(job)))
             case Verdict.LATER:
                 later.append(job)
             case Verdict.LOST | Verdict.DONE | Verdict.DUPLICATE:
@@ -107,7 +141,7 @@ def sort_begun(
     return Begun(
         runs=tuple(runs),
         answered=tuple(answered),
-        exhausted=tuple(exhausted),
+        buried=tuple(buried),
         later=tuple(later),
         alone=alone,
     )
@@ -142,6 +176,27 @@ def lost(job: Job) -> WorkerLost:
     return WorkerLost(
         f"The process that ran this job died {job.starts} times while it ran; it is not tried "
         f"again. Look at it with `fleet dead show {job.job_id}`."
+    )
+
+
+def never_read(entry: Entry) -> WorkerLost:
+    """Return the error of a job whose processes died while they read it."""
+    return WorkerLost(
+        f"{entry.reads - 1} processes died after they had claimed this job and before they began "
+        "it, the last of them with nothing else at hand; it is not tried again."
+    )
+
+
+def terminated() -> Cancelled:
+    """Return the error of a job that was ended, or whose answer was dropped, while it ran."""
+    return Cancelled("The job was terminated while it ran.")
+
+
+def timed_out(job: Job) -> JobTimeout:
+    """Return the error of a job that ran alone for longer than it may."""
+    return JobTimeout(
+        "The job ran for longer than its time limit, alone, and its process was ended for that. "
+        "Send fewer rows, or raise time_limit_s in the model's file."
     )
 
 

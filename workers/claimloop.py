@@ -10,39 +10,52 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import threading
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import redis
 from kombu.exceptions import OperationalError
 
+from producer.contract.errors import FleetError
 from producer.contract.names import model_of, queue_of
-from workers.batches import Batch, Begun, answer_of, lost, read_claim, run_engine, sort_begun
-from workers.batching.closing import Closed, Limits, why_closed
-from workers.delivery.ledger import Claimed, Entry, Ledger, Letter, Wish, ensure_groups
+from workers.answers import Answer
+from workers.batches import (
+    Batch,
+    Begun,
+    answer_of,
+    read_claim,
+    refused,
+    run_engine,
+    sort_begun,
+    terminated,
+)
+from workers.batching.closing import Closed
+from workers.claiming import DOORBELL_S, TICK_S, Claiming
+from workers.delivery.ledger import (
+    FREE_READS,
+    Claimed,
+    Entry,
+    Ledger,
+    Letter,
+    Note,
+    ensure_groups,
+)
 from workers.delivery.scripts import Call, send
 from workers.endings import Endings
+from workers.jobs import Job
 from workers.loading import Loading
+from workers.orders import Orders
+from workers.runner import Outcome, Prepared
 from workers.status import State, Status
 from workers.telemetry.events import TaskEvents
 
 logger = logging.getLogger(__name__)
 
-#: Given-back entries ring no doorbell: this bounds how long one lies unseen by an idle instance.
-_DOORBELL_S: Final = 0.5
-
 #: A batch is decoded ahead only behind one that should end within this time, and is given back
 #: after it, so that a free instance gets it instead.
 _AHEAD_S: Final = 0.5
-
-#: A model that runs row by row claims as many rows at once as it answers in this time: a claim for
-#: each would cost more than the run, and more would be kept from other instances.
-_ROW_BY_ROW_S: Final = 0.1
-
-#: How long the loop waits for the engine before it shows that it lives.
-_TICK_S: Final = 0.25
 
 #: What Redis, or Celery's way to it, raises when it cannot do what it is asked.
 _TROUBLE: Final = (redis.RedisError, OperationalError)
@@ -60,31 +73,27 @@ class ClaimLoop:
         client: redis.Redis,
         ledger: Ledger,
         loading: Loading,
+        claiming: Claiming,
         endings: Endings,
         events: TaskEvents,
         status: Status,
-        draining: threading.Event,
+        orders: Orders,
         models: Sequence[str],
     ) -> None:
         self._client, self._ledger = client, ledger
-        self._loading, self._endings, self._events = loading, endings, events
-        self._status, self._draining = status, draining
+        self._loading, self._claiming = loading, claiming
+        self._endings, self._events = endings, events
+        self._status, self._orders = status, orders
         self._engine = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._ahead: Batch | None = None
         #: Whether Redis may count entries as ours that this process knows nothing of.
         self._unsure = True
-        #: Seconds that a batch, and a row, of each model take, smoothed.
-        self._expected_s: dict[str, float] = {}
-        self._row_s: dict[str, float] = {}
         self._queues = [queue_of(model) for model in models]
-        self._turn = 0
-        #: How much of the present cycle was spent waiting for work.
-        self._idle_s = 0.0
 
     def serve(self) -> None:
         """Run batches until draining; then end what ran and give back the rest."""
         backoff_s = 0.0
-        while not self._draining.is_set():
+        while not self._orders.draining.is_set():
             self._status.tick()
             try:
                 self._cycle()
@@ -92,7 +101,9 @@ class ClaimLoop:
             except _TROUBLE as error:
                 backoff_s = min(_LONGEST_BACKOFF_S, 2 * backoff_s or 0.05)
                 self._recover(error, backoff_s)
-        self._finish()
+        self._status.become(State.DRAINING)
+        self._hand_back()
+        self._engine.shutdown()
 
     # -- the steps of a batch
 
@@ -104,104 +115,58 @@ class ClaimLoop:
             if due:
                 self._exchange()
                 self._loading.load(due)
-        began_s, self._idle_s = time.monotonic(), 0.0
+        began_s, self._claiming.idle_s = time.monotonic(), 0.0
         batch, self._ahead = self._ahead or self._claim(), None
-        if batch is None or self._draining.is_set():
+        if batch is None or self._orders.draining.is_set():
             # What was claimed meanwhile is given back when the loop ends.
             return
         begun = self._begin(batch)
+        self._endings.add_answers(batch.queue, begun.answered)
         if begun.runs:
             self._run(batch, begun)
-        self._endings.add_answers(batch.queue, begun.answered)
-        busy_s = time.monotonic() - began_s - self._idle_s
+        busy_s = time.monotonic() - began_s - self._claiming.idle_s
         self._status.counters[batch.model].busy_s += busy_s
 
     def _claim(self) -> Batch | None:
         """Take what waits; with nothing there, wait at the doorbell."""
-        wishes = self._wishes()
+        wishes = self._claiming.wishes()
         if not wishes:
             self._exchange()
-            self._draining.wait(_DOORBELL_S)
+            self._orders.draining.wait(DOORBELL_S)
             return None
         (claimed,) = self._exchange(self._ledger.claim(wishes))
         if claimed is None:
             self._events.flush()
-            claimed = self._doorbell()
-        return self._read(self._gather(claimed)) if claimed else None
-
-    def _doorbell(self) -> Claimed | None:
-        queues = [queue_of(model) for model in self._loading.runners]
-        entries = self._wait_for_entries(queues, _DOORBELL_S)
-        if not entries:
-            return None
-        queue = next(q for q in queues if entries[0].stream in self._ledger.keys.streams(q))
-        streams = self._ledger.keys.streams(queue)
-        mine = tuple(entry for entry in entries if entry.stream in streams)
-        if len(mine) < len(entries):
-            # One server answers with an entry of each stream; those of other models wait for their
-            # turn.
-            self._exchange(self._ledger.release(queues, keep=mine))
-        return Claimed(queue=queue, closed=Closed.EMPTY, entries=mine)
+            rung = self._claiming.at_doorbell()
+            if rung is None:
+                return None
+            claimed, others = rung
+            if others:
+                self._exchange(self._ledger.release(self._queues, keep=claimed.entries))
+        return self._read(self._claiming.gather(claimed, model_of(claimed.queue)))
 
     def _read(self, claimed: Claimed) -> Batch:
         """Decode a claim; bury at once what nobody can read."""
-        runner = self._loading.runners[model_of(claimed.queue)]
-        batch = read_claim(claimed, runner, tick=self._status.tick)
+        batch = read_claim(
+            claimed,
+            self._loading.runners[model_of(claimed.queue)],
+            max_reads=FREE_READS + self._ledger.max_attempts,
+            tick=self._status.tick,
+        )
         if batch.unreadable:
             bad = [self._endings.bury_unreadable(batch.queue, entry) for entry in batch.unreadable]
             self._exchange(*bad)
         return batch
 
-    def _gather(self, claimed: Claimed) -> Claimed:
-        """Wait for more jobs, as long as the model asks for; by default not at all."""
-        if claimed.closed is not Closed.EMPTY:
-            return claimed
-        runner = self._loading.runners[model_of(claimed.queue)]
-        spec, began_s = runner.spec, time.monotonic()
-        limits = Limits(
-            max_rows=runner.max_rows,
-            max_bytes=spec.max_batch_bytes,
-            max_queue_delay_s=spec.max_queue_delay_s,
-        )
-        entries = list(claimed.entries)
-        while True:
-            rows = sum(entry.rows for entry in entries)
-            nbytes = sum(entry.nbytes for entry in entries)
-            age_s = time.monotonic() - began_s
-            closed = why_closed(
-                limits, rows=rows, nbytes=nbytes, waiting=0, oldest_age_s=age_s, alone=False
-            )
-            if closed is not None:
-                return Claimed(queue=claimed.queue, closed=closed, entries=tuple(entries))
-            if self._draining.is_set():
-                return Claimed(queue=claimed.queue, closed=Closed.DELAY, entries=tuple(entries))
-            self._status.tick()
-            rest_s = min(spec.max_queue_delay_s - age_s, _TICK_S)
-            entries += self._wait_for_entries([claimed.queue], rest_s)
-
-    def _wait_for_entries(self, queues: Sequence[str], wait_s: float) -> list[Entry]:
-        began_s = time.monotonic()
-        try:
-            return self._ledger.doorbell(self._client, queues, wait_s)
-        finally:
-            self._idle_s += time.monotonic() - began_s
-
     def _begin(self, batch: Batch) -> Begun:
         """Count the starts; give back and bury what must not run here now."""
-        jobs = [(job.entry, job.job_id) for job in batch.jobs]
+        jobs = [(job.entry, job.job_id, job.stamps) for job in batch.jobs]
         (verdicts,) = self._exchange(self._ledger.begin(batch.queue, jobs))
         begun = sort_begun(batch, verdicts, worker=self._endings.worker, now_unix_s=time.time())
-        calls: list[Call[Any]] = []
-        for job in begun.exhausted:
-            letter = Letter(
-                code="WORKER_LOST",
-                reason=str(lost(job)),
-                attempts=job.starts,
-                worker=self._endings.worker,
-            )
-            calls.append(self._endings.bury(batch.queue, job, lost(job), letter))
+        begun = begun.without(self._endings.end_stored(batch.queue, begun.started_before))
+        calls: list[Call[Any]] = [self._bury(batch.queue, *each) for each in begun.buried]
         if begun.later:
-            kept = [job.entry for job in (*begun.started, *begun.exhausted)]
+            kept = [job.entry for job in (*begun.started, *(job for job, _ in begun.buried))]
             calls.append(self._ledger.release([batch.queue], keep=kept))
         if calls:
             self._exchange(*calls)
@@ -211,63 +176,98 @@ class ClaimLoop:
             self._events.started(job)
         return begun
 
+    def _bury(self, queue: str, job: Job, error: FleetError) -> Call[bool]:
+        letter = Letter(
+            code=error.code, reason=str(error), attempts=job.starts, worker=self._endings.worker
+        )
+        return self._endings.bury(queue, job, error, letter)
+
     def _run(self, batch: Batch, begun: Begun) -> None:
-        """Run the engine; beside it send events and decode the next batch."""
+        """Run the engine; beside it end what needs none, and decode the next batch."""
         runner = self._loading.runners[batch.model]
         began_unix_s, began_s = time.time(), time.monotonic()
-        self._status.batch_began_s, self._status.running = began_s, len(begun.runs)
+        limit_s = begun.limit_s(self._loading.time_limit_s(batch.model))
+        self._status.batch_begins(len(begun.runs), limit_s=limit_s)
         prepared = [job.prepared for job in begun.runs if job.prepared is not None]
         running = self._engine.submit(run_engine, runner, prepared)
         self._events.flush()
-        held = [job.entry for job in begun.started]
-        if not begun.alone and self._expected_s.get(batch.model, _AHEAD_S) < _AHEAD_S:
-            self._claim_ahead()
+        self._beside(lambda: self._claim_ahead(batch, begun))
         ahead_since_s = time.monotonic()
-        while not concurrent.futures.wait([running], _TICK_S).done:
+        while not concurrent.futures.wait([running], TICK_S).done:
             self._status.tick()
             if self._ahead is not None and time.monotonic() - ahead_since_s > _AHEAD_S:
-                self._give_back_ahead(held)
+                self._ahead = None
+                self._beside(lambda: self._give_back_all_but(begun))
+            if len(begun.runs) == 1 and self._is_terminated(begun.runs[0]):
+                self._end_terminated(batch.queue, begun.runs[0])
         outcomes = running.result()
-        self._status.batch_began_s, self._status.running = None, 0
-        took_s = time.monotonic() - began_s
-        rows = sum(job.rows for job in prepared)
-        self._expected_s[batch.model] = _smooth(self._expected_s.get(batch.model), took_s)
-        self._row_s[batch.model] = _smooth(self._row_s.get(batch.model), took_s / rows)
+        self._status.batch_ends()
+        took_s, rows = time.monotonic() - began_s, sum(job.rows for job in prepared)
+        self._claiming.learn(batch.model, took_s=took_s, rows=rows)
+        self._answer(batch, begun, prepared, outcomes, began_unix_s=began_unix_s)
+        self._orders.forget()
+
+    def _answer(
+        self,
+        batch: Batch,
+        begun: Begun,
+        prepared: Sequence[Prepared],
+        outcomes: Sequence[Outcome],
+        *,
+        began_unix_s: float,
+    ) -> None:
         closed = Closed.ALONE if begun.alone else batch.closed
         self._endings.count_batch(batch.model, closed, prepared, outcomes)
-        self._endings.add_answers(
-            batch.queue,
-            [
-                answer_of(
-                    job,
-                    outcome,
-                    model=batch.model,
-                    worker=self._endings.worker,
-                    began_unix_s=began_unix_s,
+        worker = self._endings.worker
+        answers: list[Answer] = []
+        for job, outcome in zip(begun.runs, outcomes, strict=True):
+            if self._is_terminated(job):
+                answers.append(refused(job, terminated(), model=batch.model, worker=worker))
+            else:
+                answers.append(
+                    answer_of(
+                        job, outcome, model=batch.model, worker=worker, began_unix_s=began_unix_s
+                    )
                 )
-                for job, outcome in zip(begun.runs, outcomes, strict=True)
-            ],
-        )
+        self._endings.add_answers(batch.queue, answers)
 
-    # -- the batch ahead
+    # -- beside a running batch
 
-    def _claim_ahead(self) -> None:
+    def _beside(self, work: Callable[[], None]) -> None:
+        """Do ``work`` while the engine runs; what fails then is mended before the next claim."""
         try:
-            (claimed,) = self._exchange(self._ledger.claim(self._wishes()))
-            self._ahead = self._read(claimed) if claimed else None
+            work()
         except _TROUBLE as error:
-            # The running batch goes on; what was claimed unseen is given back before the next
-            # claim.
             self._unsure, self._ahead = True, None
             _trouble(error)
 
-    def _give_back_ahead(self, held: Iterable[Entry]) -> None:
-        self._ahead = None
-        try:
-            self._exchange(self._ledger.release(self._queues, keep=held))
-        except _TROUBLE as error:
-            self._unsure = True
-            _trouble(error)
+    def _claim_ahead(self, batch: Batch, begun: Begun) -> None:
+        if begun.alone or not self._claiming.expects_end_within(batch.model, _AHEAD_S):
+            # What was answered without a run waits for nobody.
+            self._exchange()
+            return
+        wishes = self._claiming.wishes()
+        (claimed,) = self._exchange(self._ledger.claim(wishes, running=True))
+        self._ahead = self._read(claimed) if claimed else None
+
+    def _give_back_all_but(self, begun: Begun) -> None:
+        held: Iterable[Entry] = [job.entry for job in begun.started]
+        self._exchange(self._ledger.release(self._queues, keep=held))
+
+    def _is_terminated(self, job: Job) -> bool:
+        return self._orders.terminates(self._ledger.marks(job.job_id, job.stamps))
+
+    def _end_terminated(self, queue: str, job: Job) -> None:
+        """End a job that runs alone, and this process with it: nothing else ends an engine's run.
+
+        A job with batch-mates runs to its end, and what it answers is dropped.
+        """
+        self._status.batch_ends()
+        answer = refused(job, terminated(), model=model_of(queue), worker=self._endings.worker)
+        self._endings.add_answers(queue, [answer])
+        self._hand_back()
+        self._status.on_change()
+        os._exit(0)
 
     # -- Redis
 
@@ -285,7 +285,7 @@ class ClaimLoop:
     def _recover(self, error: Exception, backoff_s: float) -> None:
         _trouble(error)
         self._unsure = True
-        self._draining.wait(backoff_s)
+        self._orders.draining.wait(backoff_s)
 
     def _resync(self) -> None:
         """Give back what Redis counts as ours and this process does not know.
@@ -293,18 +293,16 @@ class ClaimLoop:
         The reply of a claim or of a begin can be lost with the connection. Such a start never
         happened, so it is taken back; what has ended here is ended there first.
         """
-        ensure_groups(self._client, self._ledger.keys, self._queues)
-        self._exchange()
+        self._exchange(ensure_groups(self._ledger.keys, self._queues))
         self._ahead = None
-        forgive = [self._ledger.forgive(queue) for queue in self._queues]
+        forgive = [self._ledger.unfinished(queue, Note.FORGIVE) for queue in self._queues]
         self._exchange(*forgive, self._ledger.release(self._queues))
         self._unsure = False
 
-    def _finish(self) -> None:
+    def _hand_back(self) -> None:
         """End what ran, give back the rest; tried until it is done or the parent's patience is
         over.
         """
-        self._status.become(State.DRAINING)
         while True:
             self._status.tick()
             try:
@@ -313,33 +311,8 @@ class ClaimLoop:
                 break
             except _TROUBLE as error:
                 _trouble(error)
-                time.sleep(_TICK_S)
+                time.sleep(TICK_S)
         self._events.flush()
-        self._engine.shutdown()
-
-    def _wishes(self) -> list[Wish]:
-        """Return what a claim may take, each time beginning with another model."""
-        models = list(self._loading.runners)
-        self._turn += 1
-        first = self._turn % len(models) if models else 0
-        return [self._wish(model) for model in models[first:] + models[:first]]
-
-    def _wish(self, model: str) -> Wish:
-        runner = self._loading.runners[model]
-        rows = runner.max_rows
-        if rows == 1 and model in self._row_s:
-            in_time = int(_ROW_BY_ROW_S / self._row_s[model])
-            rows = max(1, min(runner.spec.max_batch_size, in_time))
-        return Wish(
-            queue=queue_of(model),
-            max_rows=rows,
-            max_bytes=runner.spec.max_batch_bytes,
-            max_entries=rows,
-        )
-
-
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else 0.7 * before + 0.3 * now
 
 
 def _trouble(error: Exception) -> None:

@@ -7,13 +7,14 @@ Registered under Celery's names, so that ``celery inspect`` and Flower find them
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import redis
 from celery.worker import state as celery_state
 from celery.worker.control import Panel, nok, ok
 
+from producer.contract.cancel import cancel_command, cancel_stamped_command
 from producer.contract.names import GROUP, INFER_TASK, PRIORITIES, Keys, model_of, queue_of
 from producer.contract.settings import Settings, redis_client
 from workers.process import InstanceProcess
@@ -21,9 +22,10 @@ from workers.process import InstanceProcess
 #: Remote control must answer within a second; Redis gets less.
 _REDIS_TIMEOUT_S: Final = 0.8
 
-#: How long a cancelled job stays marked; a job that waits longer than this is run after all.
-_CANCEL_LIFE_S: Final = 7 * 86_400
-
+_TERMINATED: Final = (
+    "of those that run here, one that is alone ends with its process, and of one with batch-mates "
+    "the answer is dropped"
+)
 
 _SCALES: Final = "the queues decide how many instances run; change the bounds with autoscale."
 
@@ -88,26 +90,68 @@ def active_queues(state: Any) -> list[dict[str, Any]]:
 def revoke(
     state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **_: Any
 ) -> dict[str, Any]:
-    """Cancel jobs that have not started; one that runs keeps its outcome."""
+    """Cancel jobs that have not started; with terminate, also those that run."""
     ids = [task_id] if isinstance(task_id, str) else list(task_id)
     keys = _keys()
     with _client() as client:
-        pipe = client.pipeline(transaction=False)
-        for job_id in ids:
-            pipe.set(keys.cancelled(job_id), 1, ex=_CANCEL_LIFE_S)
-        pipe.execute()
+        marked = client.execute_command(*cancel_command(keys, ids))
     # Only for `inspect revoked`; what decides is the mark.
     celery_state.revoked.update(ids)
-    text = f"tasks {', '.join(ids)} marked as cancelled"
+    text = _marked_text(ids, marked)
     if terminate:
-        text += "; a job that runs is not ended, for it shares its process with others"
+        state.consumer.pool.processes.terminate([keys.cancelled(job_id) for job_id in ids])
+        text += f"; {_TERMINATED}"
     return dict(ok(text))
 
 
 @_command("control", args=[("signal", str), ("task_id", str)], variadic="task_id")
 def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, Any]:
-    """Cancel jobs that have not started; one that runs keeps its outcome."""
+    """Cancel jobs, also those that run. Batch-mates come to no harm; the signal is not used."""
     return dict(revoke(state, task_id, terminate=True))
+
+
+@_command(
+    "control",
+    args=[("headers", str)],
+    variadic="headers",
+    signature="[key1=value1 [key2=value2 [... [keyN=valueN]]]]",
+)
+def revoke_by_stamped_headers(
+    state: Any, headers: Any, terminate: bool = False, signal: Any = None, **_: Any
+) -> dict[str, Any]:
+    """Cancel the jobs that carry one of these stamps, as `revoke` does by id."""
+    stamps = _stamps_of(headers)
+    keys = _keys()
+    with _client() as client:
+        client.execute_command(*cancel_stamped_command(keys, stamps))
+    text = f"jobs with {len(stamps)} stamps marked as cancelled"
+    if terminate:
+        marks = [keys.cancelled_stamp(header, stamp) for header, stamp in stamps]
+        state.consumer.pool.processes.terminate(marks)
+        text += f"; {_TERMINATED}"
+    return dict(ok(text))
+
+
+def _marked_text(ids: Sequence[str], marked: Sequence[int]) -> str:
+    by_mark: dict[int, list[str]] = {1: [], 0: []}
+    for job_id, mark in zip(ids, marked, strict=True):
+        by_mark[mark].append(job_id)
+    said = {1: "marked as cancelled", 0: "answered before"}
+    return "; ".join(
+        f"tasks {', '.join(by_mark[mark])} {said[mark]}" for mark in (1, 0) if by_mark[mark]
+    )
+
+
+def _stamps_of(headers: Any) -> list[tuple[str, str]]:
+    """Return the stamps in either of Celery's forms: a map, or a list of ``header=stamp``."""
+    if isinstance(headers, Mapping):
+        return [
+            (str(header), str(stamp))
+            for header, given in headers.items()
+            for stamp in (given if isinstance(given, list | tuple | set) else [given])
+        ]
+    given = [headers] if isinstance(headers, str) else list(headers)
+    return [(header, stamp) for header, _, stamp in (str(each).partition("=") for each in given)]
 
 
 @_command("control")
@@ -167,7 +211,6 @@ _refusal("cancel_consumer", _FIXED_MODELS)
 _refusal("rate_limit", "instances take a job when they are free; there is no rate to limit.")
 _refusal("time_limit", "set batch_timeout_s in configs/fleet.toml.")
 _refusal("disable_events", "set events = false in configs/fleet.toml and restart the worker.")
-_refusal("revoke_by_stamped_headers", "jobs are cancelled by id: control revoke <id>.")
 _refusal("election", "workers of a fleet do not gossip; every instance takes what it can run.")
 
 
@@ -179,7 +222,7 @@ def _begun(state: Any) -> list[tuple[dict[str, Any], str]]:
     with _client() as client:
         for queue in map(queue_of, state.consumer.pool.models):
             for job_id, record in client.hgetall(keys.journal(queue)).items():
-                stream, entry_id, _, consumer = record.decode().split(" ", 3)
+                stream, entry_id, _, _, consumer = record.decode().split(" ", 4)
                 if consumer in instances:
                     info = _info(state, job_id.decode(), queue, stream, instances[consumer])
                     found.append((info, entry_id))

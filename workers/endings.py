@@ -45,6 +45,8 @@ class _Waiting:
     packed: bool = False
     #: Whether nothing but the ending itself is left to do.
     stored: bool = False
+    #: Whether somebody else answered it, and may have told of it.
+    known: bool = False
 
 
 class Endings:
@@ -71,6 +73,23 @@ class Endings:
         """Keep ``answers`` until Redis has confirmed the end of their jobs."""
         self._waiting += [_Waiting(queue=queue, answer=answer) for answer in answers]
 
+    def end_stored(self, queue: str, jobs: Sequence[Job]) -> list[Job]:
+        """End those of ``jobs`` that have a result on its own server; returns them.
+
+        Whoever stored it died before the broker knew.
+        """
+        if self._results is None or not jobs:
+            return []
+        pipe = self._results.pipeline(transaction=False)
+        for job in jobs:
+            pipe.exists(self._ledger.keys.result(job.job_id))
+        stored = [job for job, there in zip(jobs, pipe.execute(), strict=True) if there]
+        self._waiting += [
+            _Waiting(queue=queue, answer=Answer(job=job), packed=True, stored=True, known=True)
+            for job in stored
+        ]
+        return stored
+
     def calls(self) -> list[Call[list[Ending]]]:
         """Return the calls that end what waits; sending them twice changes nothing.
 
@@ -86,7 +105,7 @@ class Endings:
         for waiting, ending in zip(self._ordered(), results, strict=True):
             if ending is Ending.LOST:
                 logger.warning("job.lost", extra={"job_id": waiting.answer.job.job_id})
-            else:
+            elif not waiting.known:
                 self._tell(waiting.answer)
         self._waiting.clear()
 
@@ -193,7 +212,12 @@ class Endings:
 
     def bury_unreadable(self, queue: str, bad: Unreadable) -> Call[bool]:
         """Like `bury`, for an entry of which at most the id could be read."""
-        letter = Letter(code=bad.error.code, reason=str(bad.error), attempts=0, worker=self.worker)
+        letter = Letter(
+            code=bad.error.code,
+            reason=str(bad.error),
+            attempts=max(0, bad.entry.reads - 1),
+            worker=self.worker,
+        )
         payload = None
         if bad.job_id is not None:
             payload = self._answers.pack_failure(bad.job_id, bad.error, {"worker": self.worker})

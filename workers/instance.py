@@ -1,14 +1,13 @@
 """The life of one instance process: connect, load the engines, run the claim loop, drain, exit 0.
 
 The parent (`workers.pool`) speaks to it through standard input: one line that says who it is, then
-the word ``drain``; the end of standard input means that the parent is dead.
+orders; the end of standard input means that the parent is dead.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 
@@ -17,14 +16,16 @@ import redis
 from producer.contract.names import Keys, queue_of
 from producer.contract.settings import Settings, redis_client
 from workers.answers import Answers
+from workers.claiming import Claiming
 from workers.claimloop import ClaimLoop
 from workers.delivery.ledger import Ledger, renew
 from workers.delivery.scripts import send
 from workers.endings import Endings
 from workers.hello import Hello
 from workers.loading import Loading
+from workers.orders import Orders
 from workers.settings import WorkerSettings
-from workers.status import Reporter, State, Status
+from workers.status import Reporter, Status
 from workers.telemetry import logs
 from workers.telemetry.events import TaskEvents
 
@@ -43,16 +44,17 @@ def run(hello: Hello) -> None:
     app.set_default()
     settings, worker_settings = Settings.from_env(), WorkerSettings.load()
     status = Status()
-    draining = threading.Event()
+    orders = Orders()
     reporter = Reporter(status, hello.report_fd)
     reporter.start()
-    threading.Thread(target=_listen, args=(status, draining), daemon=True, name="ears").start()
+    threading.Thread(target=orders.listen, args=(status,), daemon=True, name="ears").start()
 
     ledger = Ledger(
         keys=Keys(prefix=settings.prefix),
         consumer=hello.consumer,
         result_ttl_s=int(worker_settings.result_ttl_s),
         max_attempts=worker_settings.max_attempts,
+        apart=not settings.one_server,
     )
     client = redis_client(settings.broker_url)
     renewer = threading.Thread(
@@ -78,30 +80,21 @@ def run(hello: Hello) -> None:
         worker=f"{hello.node}/{hello.slot}",
     )
     loading = Loading(worker_settings, hello.models, status)
+    claiming = Claiming(client=client, ledger=ledger, loading=loading, status=status, orders=orders)
     loop = ClaimLoop(
         client=client,
         ledger=ledger,
         loading=loading,
+        claiming=claiming,
         endings=endings,
         events=events,
         status=status,
-        draining=draining,
+        orders=orders,
         models=hello.models,
     )
     loop.serve()
     loading.close()
     reporter.send()
-
-
-def _listen(status: Status, draining: threading.Event) -> None:
-    """Do what the parent says; die with it where the kernel did not see to that."""
-    for line in sys.stdin:
-        if line.strip() == "drain":
-            draining.set()
-            if status.state in (State.STARTING, State.LOADING):
-                # Nothing is held while engines load, and a load cannot be interrupted.
-                os._exit(0)
-    os._exit(1)
 
 
 def _renew(client: redis.Redis, ledger: Ledger, models: list[str], every_s: float) -> None:

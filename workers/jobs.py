@@ -59,6 +59,28 @@ class Job:
         return any(self.embed.get(part) for part in _CANVAS)
 
     @property
+    def stamps(self) -> tuple[tuple[str, str], ...]:
+        """Each header that its sender stamped it with, and the stamp; Celery's way to name many."""
+        stamps = self.headers.get("stamps")
+        if not isinstance(stamps, Mapping):
+            return ()
+        pairs = (
+            (header, stamp)
+            for header, given in stamps.items()
+            for stamp in (given if isinstance(given, list | tuple) else [given])
+        )
+        return tuple((str(header), str(stamp)) for header, stamp in pairs)
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """How long its batch may run, by its sender's time limits, Celery's; at least 1 s."""
+        limits = self.headers.get("timelimit")
+        if not isinstance(limits, list | tuple):
+            return None
+        given = [each for each in limits if isinstance(each, int | float) and each > 0]
+        return max(1.0, float(min(given))) if given else None
+
+    @property
     def reply_to(self) -> str | None:
         """The client that wants to be told, if one does."""
         client = self.headers.get("fleet_reply_to")
@@ -72,7 +94,7 @@ class Unreadable:
     entry: Entry
     job_id: str | None
     reply_to: str | None
-    error: BadMessage
+    error: FleetError
 
 
 def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unreadable:
@@ -100,6 +122,14 @@ def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unread
     except Exception as error:  # noqa: BLE001 - it ends this job alone
         job.fault = EngineFailed(f"The inputs could not be read: {type(error).__name__}.")
     return job
+
+
+def unread(entry: Entry, error: FleetError) -> Unreadable:
+    """Return an entry that is not to be opened any more, for the reason that ``error`` says.
+
+    Whoever waits for its reply finds it by the id.
+    """
+    return Unreadable(entry=entry, job_id=entry.job_id, reply_to=None, error=error)
 
 
 def expired(job: Job, *, now_unix_s: float) -> Expired | None:

@@ -20,9 +20,9 @@ import redis
 
 from producer.contract.names import Keys, queue_of
 from workers.delivery import ledger as delivery
-from workers.delivery.ledger import Ledger
+from workers.delivery.ledger import Ledger, Note
 from workers.delivery.scripts import send
-from workers.processes import Death
+from workers.processes import Cause, Death
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ _MOVE_DUE_EVERY_S: Final = 1.0
 _MODEL_LIFE_S: Final = 86_400
 #: A consumer that holds nothing and was silent so long belongs to no living process.
 _CONSUMER_SILENT_S: Final = 60.0
+
+#: What the journal is told of the jobs of an instance that ended.
+_NOTES: Final = {Cause.OURS: Note.FORGIVE, Cause.TIMEOUT: Note.TIMEOUT}
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -106,9 +109,9 @@ class Keeper(threading.Thread):
     def prepare(self) -> None:
         """Create the groups and name the models, before the first instance starts.
 
-        Raises what Redis says of the groups; a full server keeps us from no more than the status.
+        Raises what Redis says of the groups.
         """
-        delivery.ensure_groups(self._client, self._keys, self._queues)
+        self._ensure_groups()
         self._guard(self._publish)
 
     def died(self, death: Death) -> None:
@@ -148,9 +151,12 @@ class Keeper(threading.Thread):
             text = f"{type(error).__name__}: {error}"[:200]
             logger.warning("keeper.trouble", extra={"work": name, "error": text})
             if "NOGROUP" in str(error):
-                self._guard(lambda: delivery.ensure_groups(self._client, self._keys, self._queues))
+                self._guard(self._ensure_groups)
         except Exception:
             logger.exception("keeper.failed")
+
+    def _ensure_groups(self) -> None:
+        send(self._client, delivery.ensure_groups(self._keys, self._queues))
 
     def _renew(self) -> None:
         consumers = self._consumers()
@@ -168,8 +174,10 @@ class Keeper(threading.Thread):
             ledger = Ledger(
                 keys=self._keys, consumer=death.consumer, result_ttl_s=0, max_attempts=0
             )
-            forgive = [ledger.forgive(name) for name in self._queues] if death.forgive else []
-            *_, released = send(self._client, *forgive, ledger.release(self._queues, remove=True))
+            note = _NOTES.get(death.cause)
+            notes = [ledger.unfinished(name, note) for name in self._queues] if note else []
+            release = ledger.release(self._queues, remove=True, unread=death.cause is Cause.OURS)
+            *_, released = send(self._client, *notes, release)
             self._unreleased.pop(0)
             if released:
                 logger.info(

@@ -67,6 +67,10 @@ class Loading:
                 logger.info("model.loaded", extra={"model": name})
         self._tell()
 
+    def time_limit_s(self, name: str) -> float:
+        """Return how long a batch of a model may run."""
+        return self.runners[name].spec.time_limit_s or self._settings.batch_timeout_s
+
     def close(self) -> None:
         """Free every engine."""
         for runner in self.runners.values():

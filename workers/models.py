@@ -64,6 +64,8 @@ class ModelSpec:
     max_batch_bytes: int = 64 * _MIB
     #: How long a free instance waits for more jobs; 0: it runs what waits.
     max_queue_delay_s: float = 0.0
+    #: A batch that runs longer is ended with its process; ``None``: the fleet's `batch_timeout_s`.
+    time_limit_s: float | None = None
     #: Declared axes only. An input or output that is missing here has axis 0 by assumption.
     batch_axes_in: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     batch_axes_out: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
@@ -126,6 +128,7 @@ def load_model(folder: Path) -> ModelSpec:
         max_batch_size=table.whole("max_batch_size", 32, least=1),
         max_batch_bytes=table.whole("max_batch_bytes", 64 * _MIB, least=1),
         max_queue_delay_s=table.number("max_queue_delay_s", 0.0),
+        time_limit_s=_time_limit(table),
         batch_axes_in=_axes(table, "inputs"),
         batch_axes_out=_axes(table, "outputs"),
         probe_hints=_probe_hints(table),
@@ -205,6 +208,15 @@ def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:
             "nothing would ever fit.",
         )
     return limit
+
+
+def _time_limit(table: Table) -> float | None:
+    limit_s = table.number("time_limit_s", 0.0)
+    if "time_limit_s" not in table:
+        return None
+    if limit_s < 1:
+        raise table.error("time_limit_s", f"is {limit_s:g}; at least 1 second is needed.")
+    return limit_s
 
 
 def _axes(table: Table, side: str) -> dict[str, int | None]:

@@ -53,7 +53,6 @@ class InstancePool(BasePool):
             count=self.limit,
             threads=self.settings.threads,
             silent_limit_s=self.settings.claim_ttl_s,
-            batch_timeout_s=self.settings.batch_timeout_s,
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
             on_death=self._died,
         )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workers.hello import Hello
+from workers.orders import DRAIN
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class InstanceProcess:
     ended_by_us: bool = False
     #: Why the watcher killed it, if it did.
     killed_because: str = ""
+    #: Whether it was killed for a batch that ran too long.
+    timed_out: bool = False
     _unread: bytes = b""
 
     @property
@@ -67,13 +71,23 @@ class InstanceProcess:
         self.told_to_drain = True
         if self.state in ("starting", "loading"):
             self.kill(by_us=True)
+        else:
+            self.tell(DRAIN)
+
+    def tell(self, order: str) -> None:
+        """Give it an order of `workers.orders`; one that is gone, or hears nothing, is not waited
+        for.
+        """
+        line = f"{order}\n".encode()
+        if len(line) > select.PIPE_BUF:
+            # It would not be written as a whole. No id of ours is so long.
             return
         try:
             assert self.popen.stdin is not None
-            self.popen.stdin.write(b"drain\n")
-            self.popen.stdin.flush()
-        except OSError:
-            logger.info("instance.gone", extra={"pid": self.pid})
+            # Not through the buffer: a signal's handler may come in while another order is written.
+            os.write(self.popen.stdin.fileno(), line)
+        except OSError as error:
+            logger.info("instance.deaf", extra={"pid": self.pid, "error": type(error).__name__})
 
     def kill(self, *, by_us: bool, because: str = "") -> None:
         """End it at once; ``by_us`` takes back the starts of what it ran."""
@@ -129,6 +143,7 @@ def start(
         assert popen.stdin is not None
         popen.stdin.write(json.dumps(dataclasses.asdict(hello)).encode() + b"\n")
         popen.stdin.flush()
+        os.set_blocking(popen.stdin.fileno(), False)
     except OSError:
         # It died at once; the watcher sees the end of its report pipe.
         logger.warning("instance.stillborn", extra={"slot": slot, "pid": popen.pid})

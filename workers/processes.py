@@ -7,6 +7,7 @@ the instances, kills what is hung, and hands every death to `on_death`.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import logging
 import selectors
 import signal
@@ -18,6 +19,7 @@ from typing import Any, Final
 from producer.contract.counters import add_counters
 from workers import process
 from workers.loading import retry_gap_s
+from workers.orders import terminate_line
 from workers.process import InstanceProcess
 
 logger = logging.getLogger(__name__)
@@ -46,13 +48,23 @@ class Slot:
     loads: int = 0
 
 
+class Cause(enum.StrEnum):
+    """Why an instance ended, as far as its jobs are concerned."""
+
+    #: Its jobs may be the reason.
+    DIED = "died"
+    #: It was our doing: the starts of its jobs are taken back.
+    OURS = "ours"
+    #: Its batch ran for longer than it may.
+    TIMEOUT = "timeout"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
     """An instance that is gone."""
 
     consumer: str
-    #: Take back the starts of what it ran: its end was our doing.
-    forgive: bool
+    cause: Cause
 
 
 class Processes:
@@ -66,12 +78,11 @@ class Processes:
         count: int,
         threads: int,
         silent_limit_s: float,
-        batch_timeout_s: float,
         log_level: str,
         on_death: Callable[[Death], None],
     ) -> None:
         self._node, self._models, self._threads = node, tuple(models), threads
-        self._silent_limit_s, self._batch_timeout_s = silent_limit_s, batch_timeout_s
+        self._silent_limit_s = silent_limit_s
         self._log_level, self._on_death = log_level, on_death
         self._slots = [Slot(number=number) for number in range(count)]
         self._wanted = count
@@ -127,6 +138,12 @@ class Processes:
                 if slot.process is not None and not slot.process.told_to_drain:
                     slot.process.drain()
             return self._wanted
+
+    def terminate(self, marks: Sequence[str]) -> None:
+        """Have the instances end what they run of the jobs that ``marks`` cancel."""
+        for running in self.alive():
+            for mark in marks:
+                running.tell(terminate_line(mark))
 
     def drain(self) -> None:
         """Let every instance finish what it runs and end; none is started after this."""
@@ -207,7 +224,7 @@ class Processes:
             heard.kill(by_us=False)
             status = heard.close()
             # Before anybody can see that it is gone: who waits for that ends what frees its claims.
-            self._on_death(Death(consumer=heard.consumer, forgive=heard.ended_by_us))
+            self._on_death(Death(consumer=heard.consumer, cause=_cause(heard)))
             slot.process = None
             self._bury(slot, heard, status)
 
@@ -239,29 +256,41 @@ class Processes:
                 running.said,
                 age_s=now_s - (running.said_at_s or running.began_s),
                 silent_limit_s=self._silent_limit_s,
-                batch_timeout_s=self._batch_timeout_s,
             )
             if because:
                 running.kill(by_us=False, because=because)
+            elif because := why_too_long(running.said):
+                running.timed_out = True
+                running.kill(by_us=False, because=because)
 
 
-def why_hung(
-    said: Mapping[str, Any], *, age_s: float, silent_limit_s: float, batch_timeout_s: float
-) -> str:
+def why_too_long(said: Mapping[str, Any]) -> str:
+    """Return why an instance must be killed for the batch that it runs, or nothing."""
+    limit_s = said.get("batch_limit_s", 0.0)
+    if not said or said["batch_s"] <= limit_s:
+        return ""
+    return f"its batch ran for more than {limit_s:g} s"
+
+
+def why_hung(said: Mapping[str, Any], *, age_s: float, silent_limit_s: float) -> str:
     """Return why an instance must be killed, or nothing.
 
     ``age_s`` is how long ago it ``said`` this. A load may take as long as it likes, as long as the
-    process reports; a batch may take ``batch_timeout_s``.
+    process reports.
     """
     if said and age_s > silent_limit_s:
         return f"it reported nothing for {age_s:.0f} s"
     if said.get("state") in (None, "starting", "loading"):
         return ""
-    if said["batch_s"] > batch_timeout_s:
-        return f"its batch ran for more than {batch_timeout_s:.0f} s"
     if said["silent_s"] > silent_limit_s:
         return f"its loop stood still for {said['silent_s']:.0f} s"
     return ""
+
+
+def _cause(dead: InstanceProcess) -> Cause:
+    if dead.ended_by_us:
+        return Cause.OURS
+    return Cause.TIMEOUT if dead.timed_out else Cause.DIED
 
 
 def _how_it_ended(status: int) -> str:

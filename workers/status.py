@@ -19,6 +19,9 @@ from workers.batching.closing import Closed
 #: Seconds between two lines without news.
 _EVERY_S: Final = 1.0
 
+#: A batch that reached its limit is told of so soon after it.
+_SOON_S: Final = 0.05
+
 
 class State(enum.StrEnum):
     """Where an instance is in its life."""
@@ -60,8 +63,9 @@ class Status:
         self.models: dict[str, Mapping[str, Any]] = {}
         #: Last sign of life of the claim loop; a parent kills an instance that is silent too long.
         self.tick_s = time.monotonic()
-        #: When the running batch began; None between batches.
-        self.batch_began_s: float | None = None
+        #: When the running batch began, None between batches; and how long it may run.
+        self._batch_began_s: float | None = None
+        self._batch_limit_s = 0.0
         self.since_s = time.monotonic()
         #: Jobs begun and not ended.
         self.running = 0
@@ -70,6 +74,20 @@ class Status:
 
     def tick(self) -> None:
         self.tick_s = time.monotonic()
+
+    def batch_begins(self, jobs: int, *, limit_s: float) -> None:
+        self._batch_began_s, self._batch_limit_s, self.running = time.monotonic(), limit_s, jobs
+
+    def batch_ends(self) -> None:
+        self._batch_began_s, self.running = None, 0
+
+    def next_line_s(self) -> float:
+        """Return when the parent should hear of us again: sooner where a batch nears its limit."""
+        began_s = self._batch_began_s
+        if began_s is None:
+            return _EVERY_S
+        left_s = began_s + self._batch_limit_s - time.monotonic()
+        return left_s + _SOON_S if 0 < left_s + _SOON_S < _EVERY_S else _EVERY_S
 
     def become(self, state: State, text: str = "") -> None:
         changed = state is not self.state
@@ -85,7 +103,7 @@ class Status:
         differ.
         """
         now_s = time.monotonic()
-        began_s = self.batch_began_s
+        began_s = self._batch_began_s
         report = {
             "state": self.state,
             "text": self.text,
@@ -94,6 +112,7 @@ class Status:
             "running": self.running,
             "silent_s": round(now_s - self.tick_s, 2),
             "batch_s": round(now_s - began_s, 2) if began_s is not None else 0.0,
+            "batch_limit_s": self._batch_limit_s,
             "models": dict(self.models),
             "counters": {
                 name: dataclasses.asdict(counters)
@@ -118,7 +137,7 @@ class Reporter(threading.Thread):
         while True:
             self.send()
             slept_s = time.monotonic()
-            time.sleep(_EVERY_S)
+            time.sleep(self._status.next_line_s())
             if time.monotonic() - slept_s > 2 * _EVERY_S:
                 # The whole process stood still: that is no silence of its loop.
                 self._status.tick()

@@ -73,12 +73,13 @@ class Keys:
     | key | type | holds |
     |---|---|---|
     | ``stream(queue, priority)`` | stream | the jobs that wait or are claimed |
-    | ``journal(queue)`` | hash | jobs begun and not ended: id -> ``stream entry starts consumer`` |
+    | ``journal(queue)`` | hash | jobs begun and not ended: ``stream entry starts why consumer`` |
     | ``dead(queue)`` | stream | dead letters with their reason and the original entry |
     | ``delayed(queue)`` | sorted set | packed entries by the time they are due |
     | ``result(job)`` | string | the outcome, in Celery's own format and under Celery's own name |
     | ``fence(job)`` | string | stands for a result that its client read and deleted |
     | ``cancelled(job)`` | string | a mark: do not begin this job |
+    | ``cancelled_stamp(header, stamp)`` | string | a mark: do not begin jobs with this stamp |
     | ``models`` | sorted set | models that live workers serve, by the time the entry is stale |
     | ``workers`` | sorted set | node names of workers, by the time the entry is stale |
     | ``worker(node)`` | string | the last status of one worker, as JSON |
@@ -112,6 +113,9 @@ class Keys:
 
     def cancelled(self, job_id: str) -> str:
         return f"{self.prefix}fleet:cancelled:{job_id}"
+
+    def cancelled_stamp(self, header: str, stamp: str) -> str:
+        return f"{self.prefix}fleet:cancelled-stamp:{header}={stamp}"
 
     @property
     def models(self) -> str:

@@ -4,6 +4,7 @@ ends.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +13,21 @@ import msgpack
 import pytest
 import redis
 
+from producer.contract.cancel import MARK_LIFE_S, cancel_command, cancel_stamped_command
 from producer.contract.names import FREE, GROUP, Keys, Priority
 from workers.batching.closing import Closed
 from workers.delivery import ledger as delivery
-from workers.delivery.ledger import Claimed, End, Ending, Entry, Ledger, Letter, Verdict, Wish
+from workers.delivery.ledger import (
+    Claimed,
+    End,
+    Ending,
+    Entry,
+    Ledger,
+    Letter,
+    Note,
+    Verdict,
+    Wish,
+)
 from workers.delivery.scripts import send
 
 KEYS = Keys()
@@ -28,7 +40,7 @@ def ledger(consumer: str) -> Ledger:
 
 @pytest.fixture
 def broker(client: redis.Redis) -> Iterator[redis.Redis]:
-    delivery.ensure_groups(client, KEYS, [QUEUE])
+    send(client, delivery.ensure_groups(KEYS, [QUEUE]))
     yield client
     # Jobs are left unfinished here on purpose.
     client.flushall()
@@ -61,7 +73,7 @@ def ids(claimed: Claimed | None) -> list[str | None]:
 
 
 def begin(broker: redis.Redis, who: Ledger, claimed: Claimed) -> list[tuple[Verdict, int]]:
-    jobs = [(entry, entry.job_id or "") for entry in claimed.entries]
+    jobs = [(entry, entry.job_id or "", ()) for entry in claimed.entries]
     return send(broker, who.begin(QUEUE, jobs))[0]  # type: ignore[no-any-return]
 
 
@@ -218,7 +230,7 @@ def test_a_suspect_behind_fresh_jobs_answers_later_and_is_not_counted(
     suspect = claim(broker, who)
     assert suspect is not None
 
-    jobs = [(entry, entry.job_id or "") for entry in (*fresh.entries, *suspect.entries)]
+    jobs = [(entry, entry.job_id or "", ()) for entry in (*fresh.entries, *suspect.entries)]
     verdicts = send(broker, who.begin(QUEUE, jobs))[0]
 
     assert verdicts == [(Verdict.RUN, 0), (Verdict.LATER, 1)]
@@ -253,12 +265,92 @@ def test_a_start_that_we_ended_is_forgiven(broker: redis.Redis) -> None:
     assert claimed is not None
     begin(broker, who, claimed)
 
-    forgiven, released = send(broker, who.forgive(QUEUE), who.release([QUEUE], remove=True))
+    forgiven, released = send(
+        broker, who.unfinished(QUEUE, Note.FORGIVE), who.release([QUEUE], remove=True)
+    )
 
     again = claim(broker, heir)
     assert (forgiven, released) == (1, 1)
     assert again is not None
     assert begin(broker, heir, again) == [(Verdict.RUN, 0)]
+
+
+def test_a_job_that_ran_alone_for_too_long_is_not_run_again(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who, heir = ledger("a"), ledger("b")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+
+    noted, _ = send(broker, who.unfinished(QUEUE, Note.TIMEOUT), who.release([QUEUE]))
+
+    again = claim(broker, heir)
+    assert noted == 1
+    assert again is not None
+    assert begin(broker, heir, again) == [(Verdict.TIMEOUT, 1)]
+
+
+def test_jobs_that_ran_together_for_too_long_run_alone(broker: redis.Redis) -> None:
+    for job in ("slow", "innocent"):
+        add(broker, job)
+    who, heir = ledger("a"), ledger("b")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+
+    noted, _ = send(broker, who.unfinished(QUEUE, Note.TIMEOUT), who.release([QUEUE]))
+
+    again = claim(broker, heir)
+    assert noted == 0
+    assert again is not None
+    assert begin(broker, heir, again) == [(Verdict.ALONE, 1)]
+
+
+def test_a_job_whose_readers_died_is_read_alone_and_never_beside_a_batch(
+    broker: redis.Redis,
+) -> None:
+    for job in ("poison", "innocent"):
+        add(broker, job)
+    reads = []
+    for number in range(3):
+        who = ledger(f"reader{number}")
+        claimed = claim(broker, who)
+        assert claimed is not None
+        reads.append([(entry.job_id, entry.reads) for entry in claimed.entries])
+        send(broker, who.release([QUEUE], remove=True, unread=False))
+
+    wish = Wish(queue=QUEUE, max_rows=32, max_bytes=1 << 20, max_entries=32)
+    beside = send(broker, ledger("busy").claim([wish], running=True))[0]
+
+    assert reads == [
+        [("poison", 1), ("innocent", 1)],
+        [("poison", 2), ("innocent", 2)],
+        [("poison", 3)],
+    ]
+    assert beside is None
+    alone = claim(broker, ledger("idle"))
+    assert alone is not None
+    assert [(entry.job_id, entry.reads) for entry in alone.entries] == [("poison", 4)]
+    assert alone.closed is Closed.ALONE
+
+
+def test_a_claim_that_a_living_instance_gives_back_was_no_read(broker: redis.Redis) -> None:
+    add(broker, "j")
+    for number in range(5):
+        who = ledger(f"a{number}")
+        claim(broker, who)
+        send(broker, who.release([QUEUE]))
+    add(broker, "large", rows=32)
+    claim(broker, ledger("b"), rows=32)
+
+    send(broker, ledger("b").release([QUEUE]))
+    claimed = claim(broker, ledger("c"), rows=1)
+
+    assert claimed is not None
+    assert [(entry.job_id, entry.reads) for entry in claimed.entries] == [("j", 1)]
+    last = claim(broker, ledger("d"), rows=32)
+    assert last is not None
+    assert [(entry.job_id, entry.reads) for entry in last.entries] == [("large", 1)]
 
 
 def test_who_lost_a_claim_can_neither_begin_nor_complete_it(broker: redis.Redis) -> None:
@@ -394,6 +486,56 @@ def test_a_cancelled_job_is_not_started_and_stays_ours_to_end(broker: redis.Redi
     assert complete(broker, who, claimed.entries, b"revoked") == [Ending.STORED]
 
 
+def test_a_stamp_cancels_every_job_that_carries_it(broker: redis.Redis) -> None:
+    add(broker, "stamped")
+    add(broker, "other")
+    broker.execute_command(*cancel_stamped_command(KEYS, [("tenant", "7")]))
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    stamps = [[("colour", "red"), ("tenant", "7")], [("tenant", "8")]]
+
+    jobs = [(e, e.job_id or "", s) for e, s in zip(claimed.entries, stamps, strict=True)]
+    verdicts = send(broker, who.begin(QUEUE, jobs))[0]
+
+    assert verdicts == [(Verdict.CANCELLED, 0), (Verdict.RUN, 0)]
+    assert 0 < broker.ttl(KEYS.cancelled_stamp("tenant", "7")) <= MARK_LIFE_S
+
+
+def test_a_mark_ends_with_its_job_and_none_is_set_after_it(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who = ledger("a")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+    while_it_runs = broker.execute_command(*cancel_command(KEYS, ["j"]))
+
+    endings = complete(broker, who, claimed.entries)
+
+    assert while_it_runs == [1]
+    assert endings == [Ending.STORED]
+    assert not broker.exists(KEYS.cancelled("j"))
+    assert broker.execute_command(*cancel_command(KEYS, ["j", "waits"])) == [0, 1]
+    assert not broker.exists(KEYS.cancelled("j"))
+
+
+def test_a_fence_stands_for_a_result_on_another_server(broker: redis.Redis) -> None:
+    add(broker, "j")
+    who = dataclasses.replace(ledger("a"), apart=True)
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+    end = End(entry=claimed.entries[0], job_id="j", payload=None)
+    send(broker, who.complete(QUEUE, [end]))
+    add(broker, "j")
+
+    copy = claim(broker, who)
+
+    assert copy is not None
+    assert begin(broker, who, copy) == [(Verdict.DONE, 0)]
+    assert 0 < broker.ttl(KEYS.fence("j")) <= 60
+
+
 def test_a_dead_letter_keeps_the_entry_and_says_why(broker: redis.Redis) -> None:
     add(broker, "j", body=b"\x00raw")
     who = ledger("a")
@@ -461,8 +603,9 @@ def test_scripts_are_loaded_again_after_the_server_forgot_them(broker: redis.Red
 
 
 def test_groups_are_created_once(broker: redis.Redis) -> None:
-    delivery.ensure_groups(broker, KEYS, [QUEUE])
+    created = send(broker, delivery.ensure_groups(KEYS, [QUEUE, "fleet.new"]))[0]
 
+    assert created == 3
     groups = [broker.xinfo_groups(stream) for stream in KEYS.streams(QUEUE)]
 
     assert [len(group) for group in groups] == [1, 1, 1]
@@ -477,7 +620,9 @@ def test_everything_on_the_worker_path_works_on_a_full_server(broker: redis.Redi
         lost = claim(broker, dead, rows=1)
         assert lost is not None
         begin(broker, dead, lost)
-        send(broker, dead.forgive(QUEUE), dead.release([QUEUE], remove=True))
+        send(broker, dead.unfinished(QUEUE, Note.FORGIVE), dead.release([QUEUE], remove=True))
+        assert send(broker, delivery.ensure_groups(KEYS, ["fleet.new"])) == [3]
+        assert broker.execute_command(*cancel_command(KEYS, ["j2"])) == [1]
         claimed = claim(broker, who)
         assert claimed is not None
         verdicts = begin(broker, who, claimed)
@@ -491,7 +636,12 @@ def test_everything_on_the_worker_path_works_on_a_full_server(broker: redis.Redi
     finally:
         broker.config_set("maxmemory", 0)
 
-    assert [verdict for verdict, _ in verdicts] == [Verdict.RUN] * 4
+    assert [verdict for verdict, _ in verdicts] == [
+        Verdict.RUN,
+        Verdict.RUN,
+        Verdict.CANCELLED,
+        Verdict.RUN,
+    ]
     assert endings == [Ending.STORED] * 3
     assert buried is True
     assert left(broker) == 0

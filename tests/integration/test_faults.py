@@ -266,17 +266,74 @@ def test_one_broken_model_does_not_stop_another(
 def test_a_hung_batch_is_ended_and_its_job_fails_in_the_end(
     server: TestServer, client: redis.Redis, fleet: Client, config: Path, log: Path
 ) -> None:
-    environ = {"FLEET_BATCH_TIMEOUT_S": "1", "FLEET_MAX_ATTEMPTS": "2"}
-
-    with running_worker(server, config, environ=environ) as worker:
+    with running_worker(server, config, environ={"FLEET_BATCH_TIMEOUT_S": "1"}) as worker:
         hung = fleet.submit(MODEL, {"x": row(Do.SLEEP, 60, job=1)})
         code = code_of(hung, 40)
         after = fleet.submit(MODEL, {"x": row(job=2)}).reply(20)
         assert "its batch ran for more than 1 s" in worker.log()
 
-    assert code == "WORKER_LOST"
-    assert starts(log)[1] == 2
+    assert code == "TIMEOUT"
+    assert starts(log)[1] == 1
     assert after.attempts == 1
+    assert [letter[b"code"] for letter in dead_letters(client)] == [b"TIMEOUT"]
+
+
+def test_the_one_job_over_the_time_limit_ends_as_timeout_and_its_mates_are_answered(
+    server: TestServer, client: redis.Redis, fleet: Client, log: Path
+) -> None:
+    limited = {**SCRIPTED, "time_limit_s": 2, "options": {"log": str(log)}}
+    with config_folder({MODEL: limited}) as config:
+        jobs = [fleet.submit(MODEL, {"x": row(job=number)}) for number in range(1, 8)]
+        spinning = fleet.submit(MODEL, {"x": row(Do.SPIN, 60, job=8)})
+        with running_worker(server, config) as worker:
+            codes = [code_of(job, 60) for job in jobs]
+            late = code_of(spinning, 60)
+            worker.wait_ready()
+
+    counts = starts(log)
+    assert codes == ["ok"] * 7
+    assert late == "TIMEOUT"
+    assert counts[8] == 2
+    assert max(counts.values()) == 2
+    assert [letter[b"attempts"] for letter in dead_letters(client)] == [b"2"]
+
+
+def test_a_senders_own_time_limit_ends_its_job_alone(
+    server: TestServer, client: redis.Redis, config: Path, log: Path
+) -> None:
+    infer = register(make_app(Settings(broker_url=server.url)))
+    slow = infer.apply_async((MODEL, {"x": row(Do.SLEEP, 60, job=1)}), time_limit=1)
+    mates = [infer.delay(MODEL, {"x": row(job=number)}) for number in (2, 3)]
+
+    with running_worker(server, config):
+        answers = [mate.get(timeout=30)["y"].shape for mate in mates]
+        with pytest.raises(FleetError) as told:
+            slow.get(timeout=30)
+
+    assert answers == [(1, 3), (1, 3)]
+    assert told.value.code == "TIMEOUT"
+    assert max(starts(log).values()) <= 2
+
+
+def test_a_job_that_kills_whoever_reads_it_ends_as_a_dead_letter(
+    server: TestServer, client: redis.Redis, fleet: Client, log: Path
+) -> None:
+    reads = {**SCRIPTED, "runtime": "tests.support.engines:KillsReaders"}
+    with config_folder({MODEL: {**reads, "options": {"log": str(log)}}}) as config:
+        jobs = [fleet.submit(MODEL, {"x": row(job=number)}) for number in range(1, 8)]
+        poison = fleet.submit(MODEL, {"x": row(Do.KILL, job=8)})
+        with running_worker(server, config):
+            code = code_of(poison, 60)
+            codes = [code_of(job) for job in jobs]
+
+    killed = [line for line in log.read_text().splitlines() if line.startswith("read 8 ")]
+    assert code == "WORKER_LOST"
+    assert codes == ["ok"] * 7
+    assert starts(log) == dict.fromkeys(range(1, 8), 1)
+    assert len(killed) == 5
+    ((letter),) = dead_letters(client)
+    assert letter[b"job"].decode() == poison.id
+    assert letter[b"attempts"] == b"5"
 
 
 def test_an_instance_that_stands_still_is_replaced_and_its_jobs_are_answered(

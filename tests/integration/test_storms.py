@@ -80,11 +80,10 @@ def test_a_dead_workers_jobs_are_taken_over_on_a_full_server(
     environ = {"FLEET_CLAIM_TTL_S": "3"}
     with (
         running_worker(server, config, node="victim", environ=environ) as victim,
-        running_worker(server, config, node="heir", environ=environ, wait=False) as heir,
+        running_worker(server, config, node="heir", environ=environ) as heir,
     ):
         job = fleet.submit(MODEL, {"x": row(Do.SLEEP, 3, job=1)})
         wait_until(lambda: starts(log).get(1), what="the first start")
-        heir.wait_ready()
         holders = {victim: victim.instance_pids(), heir: heir.instance_pids()}
         first = int(
             next(line for line in log.read_text().splitlines() if "start" in line).split()[2]

@@ -9,6 +9,7 @@ log, not the results, says how often a job ran.
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from producer.contract.errors import EngineFailed, OutOfMemory
+from workers import runner
 from workers.engines.base import Engine, EngineRefused
 from workers.models import ModelSpec, TensorSpec
 
@@ -42,6 +44,8 @@ class Do(enum.IntEnum):
     #: Answer with so many megabytes; alone in its batch.
     LARGE = 20
     KILL_PARENT = 17
+    #: Compute in native code for about so many seconds, deaf to every signal that can be caught.
+    SPIN = 21
 
 
 def row(do: Do = Do.OK, argument: float = 0.0, job: int = 0) -> npt.NDArray[np.float32]:
@@ -100,6 +104,22 @@ class Scripted(Engine):
             os.close(fd)
 
 
+class KillsReaders(Scripted):
+    """Kills its process while the inputs of a job are read whose row says so, before any run."""
+
+    def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
+        super().__init__(spec, precision, threads=threads)
+        prepare = vars(runner)["prepare"]
+
+        def prepare_or_die(inputs: Any, *tensors: Any, **options: Any) -> Any:
+            if int(np.asarray(inputs["x"])[0, 0]) == Do.KILL:
+                self._append(f"read {int(np.asarray(inputs['x'])[0, 2])} {os.getpid()}")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return prepare(inputs, *tensors, **options)
+
+        vars(runner)["prepare"] = prepare_or_die
+
+
 def _act(do: int, argument: float) -> None:
     match do:
         case Do.SLEEP:
@@ -111,6 +131,8 @@ def _act(do: int, argument: float) -> None:
         case Do.KILL_PARENT:
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(5)
+        case Do.SPIN:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", int(argument * 2_000_000))
         case Do.MEMORY_ERROR:
             raise MemoryError
         case Do.ARRAY_MEMORY_ERROR:

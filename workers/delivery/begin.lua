@@ -1,8 +1,8 @@
 -- begin: decide for each job of a batch whether it may start now, and count the start.
 --
 -- KEYS  the queue's journal, then its streams
--- ARGV  group, consumer, max attempts, prefixes of the result, fence and cancelled keys, then per job:
---       number of its stream (from 2, as in KEYS), entry id, job id
+-- ARGV  group, consumer, max attempts, prefixes of the result and fence keys, then per job: number of its
+--       stream (from 2, as in KEYS), entry id, job id, keys of the marks that cancel it (a line each)
 -- out   per job {verdict, starts before this one}
 --       run        start it now, with the others
 --       alone      start it now and nothing beside it: an earlier start has no outcome
@@ -11,11 +11,12 @@
 --       done       has its result already; dropped here
 --       duplicate  another living entry has this job id; dropped here
 --       cancelled  its client does not want it; still claimed, to be ended by `complete`
+--       timeout    it ran alone for longer than it may; still claimed, to be ended by `bury`
 --       exhausted  started as often as allowed; still claimed, to be ended by `bury`
 --
 -- First write: XCLAIM or XACK; a full server allows both, and then allows the HSET.
 local group, consumer, max_attempts = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local result, fence, cancelled = ARGV[4], ARGV[5], ARGV[6]
+local result, fence = ARGV[4], ARGV[5]
 local journal = KEYS[1]
 local out, seen, running, alone = {}, {}, 0, false
 
@@ -24,15 +25,22 @@ local function drop(stream, id)
   redis.call('XDEL', stream, id)
 end
 
-local function verdict_of(stream, id, job)
+local function is_cancelled(marks)
+  for mark in string.gmatch(marks, '[^\n]+') do
+    if redis.call('EXISTS', mark) == 1 then return true end
+  end
+  return false
+end
+
+local function verdict_of(stream, id, job, marks)
   if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 'lost', 0 end
   redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
   local record = redis.call('HGET', journal, job)
-  local starts = 0
+  local starts, why = 0, '-'
   if record then
-    local its_stream, its_id, count = string.match(record, '^(%S+) (%S+) (%d+) ')
+    local its_stream, its_id, count, reason = string.match(record, '^(%S+) (%S+) (%d+) (%S+) ')
     if its_stream == stream and its_id == id then
-      starts = tonumber(count)
+      starts, why = tonumber(count), reason
     elseif its_stream and #redis.call('XRANGE', its_stream, its_id, its_id) > 0 then
       drop(stream, id)
       return 'duplicate', 0
@@ -48,10 +56,11 @@ local function verdict_of(stream, id, job)
     drop(stream, id)
     return 'done', starts
   end
-  if redis.call('EXISTS', cancelled .. job) == 1 then return 'cancelled', starts end
+  if is_cancelled(marks) then return 'cancelled', starts end
+  if why == 'timeout' then return 'timeout', starts end
   if starts >= max_attempts then return 'exhausted', starts end
   if alone or (starts > 0 and running > 0) then return 'later', starts end
-  redis.call('HSET', journal, job, stream .. ' ' .. id .. ' ' .. (starts + 1) .. ' ' .. consumer)
+  redis.call('HSET', journal, job, stream .. ' ' .. id .. ' ' .. (starts + 1) .. ' - ' .. consumer)
   running = running + 1
   if starts > 0 then
     alone = true
@@ -60,8 +69,8 @@ local function verdict_of(stream, id, job)
   return 'run', starts
 end
 
-for i = 7, #ARGV, 3 do
-  local verdict, starts = verdict_of(KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2])
+for i = 6, #ARGV, 4 do
+  local verdict, starts = verdict_of(KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   out[#out + 1] = {verdict, starts}
 end
 return out

@@ -1,13 +1,17 @@
 -- complete: end jobs and store their results, all or nothing for each job.
 --
 -- KEYS  the queue's journal, then its streams
--- ARGV  group, consumer, life of a result in seconds, prefixes of the result and fence keys, then per job:
---       number of its stream (from 2, as in KEYS), entry id, job id, packed result ('' when it is stored
---       already), channel that is told the id ('' for none)
+-- ARGV  group, consumer, life of a result in seconds, 1 where results lie on another server (else 0), prefixes
+--       of the result, fence and cancelled keys, then per job: number of its stream (from 2, as in KEYS),
+--       entry id, job id, packed result ('' when it is stored already), channel that is told the id ('' for none)
 -- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: nothing was done)
 --
+-- Where the result lies on another server, a fence stands for it here as long as it lives there, so that a
+-- copy of the job that comes later is known to be answered.
+--
 -- First write: XACK; a full server allows it, and then allows the SET.
-local group, consumer, ttl_s, result, fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local group, consumer, ttl_s, apart = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local result, fence, cancelled = ARGV[5], ARGV[6], ARGV[7]
 local journal = KEYS[1]
 local out, told = {}, {}
 
@@ -16,6 +20,8 @@ local function complete(stream, id, job, payload)
   redis.call('XACK', stream, group, id)
   redis.call('XDEL', stream, id)
   redis.call('HDEL', journal, job)
+  redis.call('DEL', cancelled .. job)
+  if apart then redis.call('SET', fence .. job, 1, 'EX', ttl_s, 'NX') end
   if payload == '' then return 'stored' end
   if redis.call('EXISTS', fence .. job) == 1 then return 'kept' end
   if not redis.call('SET', result .. job, payload, 'EX', ttl_s, 'NX') then return 'kept' end
@@ -23,7 +29,7 @@ local function complete(stream, id, job, payload)
   return 'stored'
 end
 
-for i = 6, #ARGV, 5 do
+for i = 8, #ARGV, 5 do
   local job, channel = ARGV[i + 2], ARGV[i + 4]
   local done = complete(KEYS[tonumber(ARGV[i])], ARGV[i + 1], job, ARGV[i + 3])
   out[#out + 1] = done

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis
 
@@ -18,6 +18,13 @@ from producer.contract.names import FREE, GROUP, PRIORITIES, Field, Keys
 from workers.batching.closing import Closed
 from workers.delivery import scripts
 from workers.delivery.scripts import Call
+
+#: Claims of one entry that may end with their process before its job was begun: a batch that runs
+#: beside it, or a whole machine, can be the reason. From the next one on it is read alone.
+FREE_READS: Final = 2
+
+#: What a sender stamped a job with: header and stamp.
+Stamps = Sequence[tuple[str, str]]
 
 
 class Verdict(enum.StrEnum):
@@ -30,7 +37,15 @@ class Verdict(enum.StrEnum):
     DONE = "done"
     DUPLICATE = "duplicate"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
     EXHAUSTED = "exhausted"
+
+
+class Note(enum.StrEnum):
+    """Why begun jobs have no outcome; the words are explained in ``unfinished.lua``."""
+
+    FORGIVE = "forgive"
+    TIMEOUT = "timeout"
 
 
 class Ending(enum.StrEnum):
@@ -48,6 +63,8 @@ class Entry:
     stream: str
     entry_id: str
     fields: Mapping[bytes, bytes]
+    #: Claims that it outlived without being begun, this one included; 0 when it was begun once.
+    reads: int = 1
 
     @property
     def job_id(self) -> str | None:
@@ -124,9 +141,14 @@ class Ledger:
     consumer: str
     result_ttl_s: int
     max_attempts: int
+    #: Whether results lie on another server.
+    apart: bool = False
 
-    def claim(self, wishes: Sequence[Wish]) -> Call[Claimed | None]:
-        """Take a batch of the first of ``wishes`` that has work; None when none has."""
+    def claim(self, wishes: Sequence[Wish], *, running: bool = False) -> Call[Claimed | None]:
+        """Take a batch of the first of ``wishes`` that has work; None when none has.
+
+        ``running`` says that a batch runs in this process, which no reading may endanger.
+        """
         keys: list[str] = []
         limits: list[Any] = []
         for wish in wishes:
@@ -143,7 +165,7 @@ class Ledger:
                 entries=tuple(_entry(*entry) for entry in entries),
             )
 
-        args = [GROUP, self.consumer, FREE, len(PRIORITIES), *limits]
+        args = [GROUP, self.consumer, FREE, len(PRIORITIES), int(running), FREE_READS, *limits]
         return Call(script=scripts.CLAIM, keys=keys, args=args, read=read)
 
     def doorbell(self, client: redis.Redis, queues: Iterable[str], wait_s: float) -> list[Entry]:
@@ -164,16 +186,17 @@ class Ledger:
         ]
 
     def begin(
-        self, queue: str, jobs: Sequence[tuple[Entry, str]]
+        self, queue: str, jobs: Sequence[tuple[Entry, str, Stamps]]
     ) -> Call[list[tuple[Verdict, int]]]:
-        """Ask for each ``(entry, job id)`` whether it may start; returns verdict and earlier
-        starts.
+        """Ask for each ``(entry, job id, stamps)`` whether it may start; returns verdict and
+        earlier starts.
         """
         args: list[Any] = [GROUP, self.consumer, self.max_attempts]
-        args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
+        args += [self.keys.result(""), self.keys.fence("")]
         numbers = self._numbers(queue)
-        for entry, job_id in jobs:
-            args += [numbers[entry.stream], entry.entry_id, job_id]
+        for entry, job_id, stamps in jobs:
+            marks = "\n".join(self.marks(job_id, stamps))
+            args += [numbers[entry.stream], entry.entry_id, job_id, marks]
         return Call(
             script=scripts.BEGIN,
             keys=self._journal_and_streams(queue),
@@ -181,10 +204,15 @@ class Ledger:
             read=lambda answer: [(Verdict(verdict.decode()), starts) for verdict, starts in answer],
         )
 
+    def marks(self, job_id: str, stamps: Stamps) -> list[str]:
+        """Return the keys of the marks that cancel a job."""
+        stamped = (self.keys.cancelled_stamp(header, stamp) for header, stamp in stamps)
+        return [self.keys.cancelled(job_id), *stamped]
+
     def complete(self, queue: str, ends: Sequence[End]) -> Call[list[Ending]]:
         """End jobs and store their results."""
-        args: list[Any] = [GROUP, self.consumer, self.result_ttl_s]
-        args += [self.keys.result(""), self.keys.fence("")]
+        args: list[Any] = [GROUP, self.consumer, self.result_ttl_s, int(self.apart)]
+        args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
         numbers = self._numbers(queue)
         for end in ends:
             payload = end.payload if end.payload is not None else b""
@@ -209,7 +237,8 @@ class Ledger:
     ) -> Call[bool]:
         """Make one entry a dead letter; False when it is no longer ours."""
         args: list[Any] = [GROUP, self.consumer, entry.entry_id, job_id or ""]
-        args += [self.keys.result(""), self.keys.fence(""), self.result_ttl_s, payload or b""]
+        args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
+        args += [self.result_ttl_s, int(self.apart), payload or b""]
         args.append(self.keys.replies(reply_to) if reply_to else "")
         for name, value in dataclasses.asdict(letter).items():
             args += [name, value]
@@ -232,23 +261,31 @@ class Ledger:
         return [bool(answer) for answer in pipe.execute()]
 
     def release(
-        self, queues: Iterable[str], *, keep: Iterable[Entry] = (), remove: bool = False
+        self,
+        queues: Iterable[str],
+        *,
+        keep: Iterable[Entry] = (),
+        remove: bool = False,
+        unread: bool = True,
     ) -> Call[int]:
-        """Give back all that the consumer holds but ``keep``; returns how many were given back."""
+        """Give back all that the consumer holds but ``keep``; returns how many were given back.
+
+        Not ``unread``: the consumer died, and to read one of them may have been the reason.
+        """
         kept = [f"{entry.stream} {entry.entry_id}" for entry in keep]
         return Call(
             script=scripts.RELEASE,
             keys=self._streams(queues),
-            args=[GROUP, self.consumer, FREE, int(remove), *kept],
+            args=[GROUP, self.consumer, FREE, int(remove), int(unread), *kept],
             read=int,
         )
 
-    def forgive(self, queue: str) -> Call[int]:
-        """Take back the starts of the consumer's unfinished jobs of ``queue``."""
+    def unfinished(self, queue: str, note: Note) -> Call[int]:
+        """Note why the consumer's begun jobs of ``queue`` have no outcome."""
         return Call(
-            script=scripts.FORGIVE,
+            script=scripts.UNFINISHED,
             keys=[self.keys.journal(queue)],
-            args=[self.consumer],
+            args=[self.consumer, str(note)],
             read=int,
         )
 
@@ -288,28 +325,16 @@ def move_due(keys: Keys, queue: str, *, now_unix_s: float, at_most: int = 500) -
     )
 
 
-def ensure_groups(client: redis.Redis, keys: Keys, queues: Iterable[str]) -> None:
-    """Create the consumer group of every stream that lacks it.
-
-    Looks first: a full server refuses XGROUP CREATE, also of a group that exists.
-    """
-    for stream in (stream for queue in queues for stream in keys.streams(queue)):
-        try:
-            groups = client.xinfo_groups(stream)
-        except redis.ResponseError:
-            groups = []  # The stream does not exist yet.
-        if any(group["name"] in (GROUP, GROUP.encode()) for group in groups):
-            continue
-        try:
-            client.xgroup_create(stream, GROUP, id="0", mkstream=True)
-        except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
+def ensure_groups(keys: Keys, queues: Iterable[str]) -> Call[int]:
+    """Create the consumer group of every stream that lacks it; returns how many."""
+    streams = [stream for queue in queues for stream in keys.streams(queue)]
+    return Call(script=scripts.GROUPS, keys=streams, args=[GROUP], read=int)
 
 
-def _entry(stream: bytes, entry_id: bytes, fields: Sequence[bytes]) -> Entry:
+def _entry(stream: bytes, entry_id: bytes, fields: Sequence[bytes], reads: int) -> Entry:
     return Entry(
         stream=stream.decode(),
         entry_id=entry_id.decode(),
         fields=dict(zip(fields[::2], fields[1::2], strict=True)),
+        reads=reads,
     )

@@ -1,8 +1,8 @@
 -- release: give back what a consumer holds, all but the entries it names.
 --
 -- KEYS  streams
--- ARGV  group, consumer, free, 1 to remove the consumer where it then holds nothing (else 0), then
---       `stream entry-id` of each entry to keep
+-- ARGV  group, consumer, free, 1 to remove the consumer where it then holds nothing (else 0), 1 when these
+--       claims are not to count as read (else 0), then `stream entry-id` of each entry to keep
 -- out   number of entries given back
 --
 -- Serves three callers: an instance that gives back what it will not run soon, an instance that lost a
@@ -10,9 +10,9 @@
 -- A consumer is removed only in the same breath in which its pending list is seen to be empty: removing
 -- it with entries pending would make them undeliverable.
 -- First write: DEL, XCLAIM; a full server allows both (6.2 refuses XGROUP DELCONSUMER as a first write).
-local group, consumer, free, remove = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local group, consumer, free, remove, unread = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5] == '1'
 local keep, released = {}, 0
-for i = 5, #ARGV do keep[ARGV[i]] = true end
+for i = 6, #ARGV do keep[ARGV[i]] = true end
 if remove then redis.call('DEL', KEYS[1] .. ':none') end
 
 for _, stream in ipairs(KEYS) do
@@ -23,7 +23,8 @@ for _, stream in ipairs(KEYS) do
       if keep[stream .. ' ' .. pending[1]] then
         held = held + 1
       else
-        redis.call('XCLAIM', stream, group, free, 0, pending[1], 'JUSTID')
+        local reads = unread and 0 or pending[4]
+        redis.call('XCLAIM', stream, group, free, 0, pending[1], 'RETRYCOUNT', reads, 'JUSTID')
         released = released + 1
       end
     end

@@ -38,10 +38,11 @@ BEGIN: Final = _read("begin")
 COMPLETE: Final = _read("complete")
 BURY: Final = _read("bury")
 RELEASE: Final = _read("release")
-FORGIVE: Final = _read("forgive")
+UNFINISHED: Final = _read("unfinished")
 RENEW: Final = _read("renew")
 TAKE_OVER: Final = _read("take_over")
 MOVE_DUE: Final = _read("move_due")
+GROUPS: Final = _read("groups")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 
 from producer.contract.counters import add_counters
-from workers.processes import why_hung
+from workers.processes import why_hung, why_too_long
 
 
 def hung(said: dict[str, Any], *, age_s: float = 0.5) -> str:
-    return why_hung(said, age_s=age_s, silent_limit_s=15, batch_timeout_s=60)
+    return why_hung(said, age_s=age_s, silent_limit_s=15)
 
 
 def ready(*, silent_s: float = 0.1, batch_s: float = 0.0) -> dict[str, Any]:
-    return {"state": "ready", "silent_s": silent_s, "batch_s": batch_s}
+    return {"state": "ready", "silent_s": silent_s, "batch_s": batch_s, "batch_limit_s": 60.0}
 
 
 @pytest.mark.parametrize("said", [ready(), ready(silent_s=15, batch_s=60)])
 def test_an_instance_within_its_limits_is_left_alone(said: dict[str, Any]) -> None:
     assert hung(said, age_s=15) == ""
+    assert why_too_long(said) == ""
 
 
 def test_one_that_reports_nothing_is_hung_whatever_its_state() -> None:
@@ -29,6 +30,7 @@ def test_one_that_reports_nothing_is_hung_whatever_its_state() -> None:
 
 def test_one_that_never_spoke_may_take_its_time() -> None:
     assert hung({}, age_s=1000) == ""
+    assert why_too_long({}) == ""
 
 
 @pytest.mark.parametrize("state", ["starting", "loading"])
@@ -36,8 +38,8 @@ def test_a_load_may_take_as_long_as_it_likes(state: str) -> None:
     assert hung({"state": state, "silent_s": 1000, "batch_s": 0.0}) == ""
 
 
-def test_a_batch_beyond_its_limit_is_hung() -> None:
-    assert "more than 60 s" in hung(ready(batch_s=60.1))
+def test_a_batch_beyond_its_limit_runs_too_long() -> None:
+    assert "more than 60 s" in why_too_long(ready(batch_s=60.1))
 
 
 @pytest.mark.parametrize("state", ["ready", "draining", "broken"])

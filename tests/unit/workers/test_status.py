@@ -36,12 +36,14 @@ def test_a_new_instance_is_starting_and_has_done_nothing() -> None:
 
 def test_times_are_told_as_ages() -> None:
     status = Status()
-    status.batch_began_s = time.monotonic() - 5
+    status.batch_begins(1, limit_s=60)
+    time.sleep(0.1)
     status.tick_s = time.monotonic() - 2
 
     line = said(status)
 
-    assert line["batch_s"] == pytest.approx(5, abs=0.5)
+    assert line["batch_s"] == pytest.approx(0.1, abs=0.09)
+    assert line["batch_limit_s"] == 60
     assert line["silent_s"] == pytest.approx(2, abs=0.5)
 
 

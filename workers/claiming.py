@@ -1,0 +1,133 @@
+"""What an instance asks for: as much of each queue as it may run next, the models in turn; and how
+it waits, at the doorbell when nothing is there, or for more where a model wants that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import redis
+
+from producer.contract.names import queue_of
+from workers.batching.closing import Closed, Limits, why_closed
+from workers.delivery.ledger import Claimed, Entry, Ledger, Wish
+from workers.loading import Loading
+from workers.orders import Orders
+from workers.status import Status
+
+#: Given-back entries ring no doorbell: this bounds how long one lies unseen by an idle instance.
+DOORBELL_S: Final = 0.5
+
+#: How long a wait may last before the loop shows that it lives.
+TICK_S: Final = 0.25
+
+#: A model that runs row by row claims as many rows at once as it answers in this time: a claim for
+#: each would cost more than the run, and more would be kept from other instances.
+_ROW_BY_ROW_S: Final = 0.1
+
+
+class Claiming:
+    """The claims of one consumer; the claim loop sends them."""
+
+    def __init__(
+        self,
+        *,
+        client: redis.Redis,
+        ledger: Ledger,
+        loading: Loading,
+        status: Status,
+        orders: Orders,
+    ) -> None:
+        self._client, self._ledger, self._loading = client, ledger, loading
+        self._status, self._orders = status, orders
+        #: Seconds that a batch, and a row, of each model take, smoothed.
+        self._batch_s: dict[str, float] = {}
+        self._row_s: dict[str, float] = {}
+        self._turn = 0
+        #: How long we waited for work since this was set to 0.
+        self.idle_s = 0.0
+
+    def wishes(self) -> list[Wish]:
+        """Return what a claim may take, each time beginning with another model."""
+        models = list(self._loading.runners)
+        self._turn += 1
+        first = self._turn % len(models) if models else 0
+        return [self._wish(model) for model in models[first:] + models[:first]]
+
+    def learn(self, model: str, *, took_s: float, rows: int) -> None:
+        """Take in how long a batch took."""
+        self._batch_s[model] = _smooth(self._batch_s.get(model), took_s)
+        self._row_s[model] = _smooth(self._row_s.get(model), took_s / rows)
+
+    def expects_end_within(self, model: str, limit_s: float) -> bool:
+        """Return whether a batch of ``model`` should end so soon; nobody knows of the first."""
+        return model in self._batch_s and self._batch_s[model] < limit_s
+
+    def at_doorbell(self) -> tuple[Claimed, Sequence[Entry]] | None:
+        """Wait for a new entry; returns it, and what came with it of other queues.
+
+        Some servers answer with one entry of each stream: those of other models are to be given
+        back, and wait for their turn.
+        """
+        queues = [queue_of(model) for model in self._loading.runners]
+        entries = self._wait(queues, DOORBELL_S)
+        if not entries:
+            return None
+        queue = next(q for q in queues if entries[0].stream in self._ledger.keys.streams(q))
+        streams = self._ledger.keys.streams(queue)
+        mine = tuple(entry for entry in entries if entry.stream in streams)
+        others = [entry for entry in entries if entry.stream not in streams]
+        return Claimed(queue=queue, closed=Closed.EMPTY, entries=mine), others
+
+    def gather(self, claimed: Claimed, model: str) -> Claimed:
+        """Wait for more jobs, as long as the model asks for; by default not at all."""
+        if claimed.closed is not Closed.EMPTY:
+            return claimed
+        runner = self._loading.runners[model]
+        spec, began_s = runner.spec, time.monotonic()
+        limits = Limits(
+            max_rows=runner.max_rows,
+            max_bytes=spec.max_batch_bytes,
+            max_queue_delay_s=spec.max_queue_delay_s,
+        )
+        entries = list(claimed.entries)
+        while True:
+            rows = sum(entry.rows for entry in entries)
+            nbytes = sum(entry.nbytes for entry in entries)
+            age_s = time.monotonic() - began_s
+            closed = why_closed(
+                limits, rows=rows, nbytes=nbytes, waiting=0, oldest_age_s=age_s, alone=False
+            )
+            if closed is None and self._orders.draining.is_set():
+                closed = Closed.DELAY
+            if closed is not None:
+                return Claimed(queue=claimed.queue, closed=closed, entries=tuple(entries))
+            self._status.tick()
+            rest_s = min(spec.max_queue_delay_s - age_s, TICK_S)
+            entries += self._wait([claimed.queue], rest_s)
+
+    def _wait(self, queues: Sequence[str], wait_s: float) -> list[Entry]:
+        began_s = time.monotonic()
+        try:
+            return self._ledger.doorbell(self._client, queues, wait_s)
+        finally:
+            self.idle_s += time.monotonic() - began_s
+
+    def _wish(self, model: str) -> Wish:
+        runner = self._loading.runners[model]
+        rows = runner.max_rows
+        if rows == 1 and model in self._row_s:
+            in_time = int(_ROW_BY_ROW_S / self._row_s[model])
+            rows = max(1, min(runner.spec.max_batch_size, in_time))
+        return Wish(
+            queue=queue_of(model),
+            max_rows=rows,
+            max_bytes=runner.spec.max_batch_bytes,
+            max_entries=rows,
+        )
+
+
+def _smooth(before: float | None, now: float) -> float:
+    return now if before is None else 0.7 * before + 0.3 * now
