@@ -6,17 +6,14 @@ Reads and adds up; how it is shown belongs to `producer.cli`.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
 
 import redis
 
+from producer.contract import live, queues
 from producer.contract.counters import add_counters
+from producer.contract.live import Words
 from producer.contract.names import Keys, queue_of
-
-#: A worker's own words, or a part of them; the keys are those of `workers.telemetry`.
-Words = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +49,9 @@ class Fleet:
 
 def read(client: redis.Redis, keys: Keys, *, now_unix_s: float) -> Fleet:
     """Return what the workers that are not stale at ``now_unix_s`` said last."""
-    nodes = _live(client, keys.workers, now_unix_s)
-    models = _live(client, keys.models, now_unix_s)
-    texts = client.mget([keys.worker(node) for node in nodes]) if nodes else []
+    models = {queue_of(model): model for model in live.models(client, keys, now_unix_s=now_unix_s)}
+    held = queues.count(client, keys, models)
     return Fleet(
-        workers=tuple(json.loads(text) for text in texts if text is not None),
-        queued={model: _queued(client, keys, model) for model in models},
+        workers=live.workers(client, keys, now_unix_s=now_unix_s),
+        queued={model: held[queue].queued for queue, model in models.items()},
     )
-
-
-def _live(client: redis.Redis, key: str, now_unix_s: float) -> list[str]:
-    # Typed for every option of the command; without WITHSCORES the reply is a list of names.
-    names = cast("list[bytes]", client.zrangebyscore(key, now_unix_s, "+inf"))
-    return sorted(name.decode() for name in names)
-
-
-def _queued(client: redis.Redis, keys: Keys, model: str) -> int:
-    return sum(client.xlen(stream) for stream in keys.streams(queue_of(model)))

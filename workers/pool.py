@@ -24,6 +24,7 @@ from producer.contract.settings import Settings, redis_client
 from workers.autoscale import Policy
 from workers.keeper import Keeper
 from workers.processes import Death, Processes, pids
+from workers.rates import Rates
 from workers.scaler import Scaler
 from workers.settings import WorkerSettings
 
@@ -46,6 +47,7 @@ class InstancePool(BasePool):
         self.models: tuple[str, ...] = tuple(self.app.conf.fleet_models)
         self._began_unix_s = time.time()
         self._drain_deadline_s: float | None = None
+        self._rates = Rates()
         least, self.limit = self.app.conf.fleet_bounds
         self.processes = Processes(
             node=self.node,
@@ -147,6 +149,7 @@ class InstancePool(BasePool):
             "state": "draining" if self._drain_deadline_s is not None else "running",
             "models": list(self.models),
             "wanted": self.processes.wanted,
+            "answered_per_s": self._rates.look(instances, now_s=time.monotonic()),
             "instances": instances,
         }
 

@@ -8,7 +8,6 @@ scaler looks at requests that the parent never holds; `CeleryAutoscaler` stands 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import threading
 import time
@@ -17,8 +16,9 @@ from typing import Any, Final
 
 import redis
 
+from producer.contract import live, queues
 from producer.contract.counters import add_counters
-from producer.contract.names import FREE, GROUP, Keys, queue_of
+from producer.contract.names import Keys, queue_of
 from workers import autoscale
 from workers.autoscale import Policy, Seen
 from workers.processes import Processes
@@ -79,12 +79,13 @@ class Scaler(threading.Thread):
         work = _work(self._processes.report(), now_s=time.monotonic())
         last, self._looked = self._looked, work
         try:
-            jobs = sum(waiting(self._client, self._keys, map(queue_of, self._models)).values())
+            held = queues.count(self._client, self._keys, map(queue_of, self._models))
             workers = self._workers()
         except redis.RedisError as error:
             logger.warning("scaler.blind", extra={"error": type(error).__name__})
             return None
         elapsed_s = max(work.at_s - last.at_s, 1e-3) * max(1, self.scale.instances)
+        jobs = sum(queue.waiting for queue in held.values())
         return Seen(
             waiting_rows=jobs * (work.rows / work.jobs if work.jobs else 1.0),
             rows_per_s=work.rows / work.busy_s if work.busy_s else None,
@@ -94,9 +95,8 @@ class Scaler(threading.Thread):
 
     def _workers(self) -> int:
         """Return how many live workers serve one of our models; at least this one."""
-        nodes: Any = self._client.zrangebyscore(self._keys.workers, time.time(), "+inf")
-        texts = self._client.mget([self._keys.worker(node.decode()) for node in nodes] or ["none"])
-        served = (json.loads(text).get("models", []) for text in texts if text)
+        said = live.workers(self._client, self._keys, now_unix_s=time.time())
+        served = (worker.get("models", []) for worker in said)
         return max(1, sum(not set(self._models).isdisjoint(models) for models in served))
 
 
@@ -123,28 +123,6 @@ def _work(instances: Sequence[Mapping[str, Any]], *, now_s: float) -> _Work:
         jobs=int(total.get("jobs", 0)),
         busy_s=float(total.get("busy_s", 0.0)) + running_s,
     )
-
-
-def waiting(client: redis.Redis, keys: Keys, queues: Any) -> dict[str, int]:
-    """Return for each queue how many jobs wait, over all priorities, those given back included."""
-    names = list(queues)
-    pipe = client.pipeline(transaction=False)
-    for queue in names:
-        for stream in keys.streams(queue):
-            pipe.xlen(stream)
-            pipe.xpending(stream, GROUP)
-    answers = iter(pipe.execute())
-    found = dict.fromkeys(names, 0)
-    for queue in names:
-        for _ in keys.streams(queue):
-            length, pending = next(answers), next(answers)
-            free = sum(
-                int(consumer["pending"])
-                for consumer in pending["consumers"]
-                if consumer["name"] in (FREE, FREE.encode())
-            )
-            found[queue] += int(length) - int(pending["pending"]) + free
-    return found
 
 
 class CeleryAutoscaler:

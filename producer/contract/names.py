@@ -105,6 +105,17 @@ class Keys:
     def delayed(self, queue: str) -> str:
         return f"{self.prefix}fleet:delayed:{queue}"
 
+    def queue_in(self, key: str) -> str | None:
+        """Return the queue whose stream, delayed set or dead letters ``key`` names, if it does."""
+        for start, end in (
+            (f"{self.prefix}fleet:stream:", f":(?:{'|'.join(PRIORITIES)})"),
+            (self.delayed(""), ""),
+            (self.dead(""), ""),
+        ):
+            if found := re.fullmatch(f"{re.escape(start)}({re.escape(QUEUE_PREFIX)}.+?){end}", key):
+                return found[1]
+        return None
+
     def result(self, job_id: str) -> str:
         return f"celery-task-meta-{job_id}"
 

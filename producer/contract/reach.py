@@ -10,13 +10,13 @@ from producer.contract.errors import ConfigError
 from producer.contract.settings import redacted, redis_client
 
 #: A person waits for the answer.
-_ANSWER_WITHIN_S: Final = 3.0
+ANSWER_WITHIN_S: Final = 3.0
 
 
 def reach(url: str, *, variable: str = "FLEET_BROKER_URL") -> redis.Redis:
     """Return a client that was answered; ConfigError says why not, and names ``variable``."""
     client = redis_client(
-        url, socket_timeout=_ANSWER_WITHIN_S, socket_connect_timeout=_ANSWER_WITHIN_S
+        url, socket_timeout=ANSWER_WITHIN_S, socket_connect_timeout=ANSWER_WITHIN_S
     )
     try:
         client.ping()
@@ -34,7 +34,7 @@ def why_not(error: Exception, url: str, *, variable: str = "FLEET_BROKER_URL") -
             return f"{where} refuses the user or the password ({error}) Check {variable}."
         case redis.TimeoutError():
             return (
-                f"{where} does not answer within {_ANSWER_WITHIN_S:g} s. Check {variable}, and "
+                f"{where} does not answer within {ANSWER_WITHIN_S:g} s. Check {variable}, and "
                 "whether a firewall lies between."
             )
         case redis.ConnectionError() | OSError():

@@ -6,15 +6,16 @@ Loaded by configs/flowerconfig.py into the Flower process; no worker imports it.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, cast
+from collections.abc import Iterable
+from typing import Any, Final
 
 import redis
 from flower.utils import broker as stock
 
-from producer.contract.names import FREE, GROUP, Keys, is_stream_queue, model_of, queue_of
+from producer.contract import live
+from producer.contract.names import Keys, is_stream_queue, queue_of
+from producer.contract.queues import Queue, look
 from producer.contract.settings import Settings, redis_client
 
 #: URLs of our transport, which Flower does not know, and what it calls the same server.
@@ -73,65 +74,17 @@ def read_rows(client: redis.Redis, keys: Keys, queues: Iterable[str]) -> list[Ro
     Workers that have gone leave queues on which jobs may wait, and Flower, which asks workers for
     their queues, would not name them.
     """
-    models = cast("list[bytes]", client.zrange(keys.models, 0, -1))
-    ready = _ready_instances(client, keys)
-    return [
-        _row(client, keys, queue, consumers=ready.get(model_of(queue), 0))
-        for queue in sorted({*queues, *(queue_of(model.decode()) for model in models)})
-    ]
+    now_unix_s = time.time()
+    known = map(queue_of, live.models(client, keys, now_unix_s=now_unix_s))
+    names = sorted({*queues, *known})
+    return [_row(queue) for queue in look(client, keys, names, now_unix_s=now_unix_s)]
 
 
-def _row(client: redis.Redis, keys: Keys, queue: str, *, consumers: int) -> Row:
-    streams = keys.streams(queue)
-    # At one moment: a claim between two answers would count its jobs twice or not at all.
-    with client.pipeline(transaction=True) as pipe:
-        for stream in streams:
-            pipe.xlen(stream)
-            pipe.xpending(stream, GROUP)
-        # A stream that nobody ever served has no group, and that is an answer too.
-        answers = pipe.execute(raise_on_error=False)
-    total = sum(map(_length, answers[::2]))
-    claimed = min(total, sum(map(_claimed, answers[1::2])))
+def _row(queue: Queue) -> Row:
     return {
-        "name": queue,
-        "messages": total,
-        "messages_ready": total - claimed,
-        "messages_unacknowledged": claimed,
-        "consumers": consumers,
+        "name": queue.name,
+        "messages": queue.held.queued,
+        "messages_ready": queue.held.waiting,
+        "messages_unacknowledged": queue.held.claimed,
+        "consumers": queue.served.ready,
     }
-
-
-def _length(answer: int | Exception) -> int:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _claimed(answer: Mapping[str, Any] | Exception) -> int:
-    """Return the entries that instances hold; what was given back waits again."""
-    if isinstance(answer, Exception):
-        if str(answer).startswith("NOGROUP"):
-            return 0
-        raise answer
-    free = FREE.encode()
-    return sum(
-        int(consumer["pending"]) for consumer in answer["consumers"] if consumer["name"] != free
-    )
-
-
-def _ready_instances(client: redis.Redis, keys: Keys) -> dict[str, int]:
-    """Return, for each model, how many instances of live workers are ready to run it."""
-    found: dict[str, int] = {}
-    for instance in _instances(client, keys):
-        if instance.get("state") == "ready":
-            for model in instance.get("models", ()):
-                found[model] = found.get(model, 0) + 1
-    return found
-
-
-def _instances(client: redis.Redis, keys: Keys) -> Iterator[Mapping[str, Any]]:
-    nodes = cast("list[bytes]", client.zrangebyscore(keys.workers, time.time(), "+inf"))
-    texts = client.mget([keys.worker(node.decode()) for node in nodes]) if nodes else []
-    for text in texts:
-        if text is not None:
-            yield from json.loads(text).get("instances", ())
