@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
 import click
 import redis
 
-from producer import dead as dead_letters
 from producer import status as fleet_status
+from producer.commands.dead import dead
+from producer.commands.output import Refused, json_option, print_json, print_table
+from producer.commands.queue import queue
 from producer.contract.errors import FleetError
 from producer.contract.names import Keys
 from producer.contract.reach import reach, why_not
@@ -28,15 +29,6 @@ _WORKER_COMMANDS: Final[Mapping[str, str]] = {
     "up": "Run a server and a worker on this machine until Ctrl-C.",
     "worker": "Run one worker: celery -A workers.app worker.",
 }
-
-
-class Refused(click.ClickException):
-    """One line that says what is wrong and what to do."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"fleet: {' '.join(self.message.split())}", file=file or sys.stderr)
 
 
 class Commands(click.Group):
@@ -107,19 +99,18 @@ def cli() -> None:
       export FLEET_BROKER_URL=redis://user:password@host:6379/0
       fleet worker     on every machine that shall compute
       fleet status     what the workers do, from anywhere
+      fleet queue      what waits, how long it has, and who serves it
 
     Exit code 2 and one line on standard error mean: something is set wrong, or not there.
     """
 
 
-def _json_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")(
-        command
-    )
+cli.add_command(dead)
+cli.add_command(queue)
 
 
 @cli.command()
-@_json_option
+@json_option
 def status(as_json: bool) -> None:
     """Show the workers, their instances and their counters.
 
@@ -132,17 +123,17 @@ def status(as_json: bool) -> None:
     """
     fleet = _read()
     if as_json:
-        _print_json({"workers": list(fleet.workers), "totals": fleet.totals()})
+        print_json({"workers": list(fleet.workers), "totals": fleet.totals()})
     elif not fleet.workers:
         click.echo(
             "No worker runs. Start one with `fleet worker`, or all on this machine: fleet up"
         )
     else:
-        _print_table(
+        print_table(
             ("worker", "instance", "pid", "state", "for", "loads", "models"),
             _instance_rows(fleet),
         )
-        _print_table(
+        print_table(
             (
                 "model",
                 "jobs",
@@ -158,13 +149,13 @@ def status(as_json: bool) -> None:
 
 
 @cli.command()
-@_json_option
+@json_option
 def models(as_json: bool) -> None:
     """Show the models that workers served within the last day, and how each is run."""
     fleet = _read()
     if as_json:
         engines = fleet.engines()
-        _print_json(
+        print_json(
             {
                 name: {"queued": fleet.queued.get(name, 0), "instances": engines[name]}
                 for name in engines
@@ -173,69 +164,10 @@ def models(as_json: bool) -> None:
     elif not fleet.queued:
         click.echo("No worker has served a model. Start one with `fleet worker`, or: fleet up")
     else:
-        _print_table(
+        print_table(
             ("model", "ready", "queued", "runtime", "precision", "rows a batch", "because"),
             _model_rows(fleet),
         )
-
-
-@cli.group()
-def dead() -> None:
-    """Look at dead letters: jobs that will not be tried again.
-
-    A job becomes one when its process died at every start it was allowed, or when nobody can read
-    it. The sender has its error; the letter keeps the entry for people.
-    """
-
-
-@dead.command("list")
-@_json_option
-def dead_list(as_json: bool) -> None:
-    """List the dead letters of every queue, the oldest first."""
-    found = list(_dead_letters())
-    if as_json:
-        _print_json([letter.about() for letter in found])
-    elif not found:
-        click.echo("No dead letters.")
-    else:
-        _print_table(
-            ("queue", "job", "code", "starts", "buried", "reason"),
-            (
-                (
-                    letter.queue,
-                    letter.job_id or f"(none; letter {letter.letter_id})",
-                    letter.code,
-                    str(letter.attempts),
-                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.buried_unix_s)),
-                    letter.reason,
-                )
-                for letter in found
-            ),
-        )
-
-
-@dead.command("show")
-@click.argument("job_id")
-@_json_option
-def dead_show(job_id: str, as_json: bool) -> None:
-    """Show one dead letter, by the id of its job or its own; its payload only by size."""
-    found = [letter for letter in _dead_letters() if job_id in (letter.job_id, letter.letter_id)]
-    if not found:
-        raise Refused(f"There is no dead letter {job_id}. See `fleet dead list`.")
-    if as_json:
-        _print_json([letter.about() for letter in found])
-        return
-    for letter in found:
-        for name, value in letter.about().items():
-            click.echo(f"{name:<14} {value}")
-
-
-def _dead_letters() -> Iterator[dead_letters.DeadLetter]:
-    settings = Settings.from_env()
-    keys = Keys(prefix=settings.prefix)
-    with reach(settings.broker_url) as client:
-        for queue in dead_letters.queues(client, keys):
-            yield from dead_letters.letters(client, keys, queue)
 
 
 def _read() -> fleet_status.Fleet:
@@ -285,23 +217,6 @@ def _model_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
             *(str(shown.get(name, "")) for name in ("runtime", "precision", "max_rows")),
             shown.get("why") or shown.get("text", ""),
         )
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
-def _print_table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
-    from rich import box, console, table
-
-    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        shown.add_column(head, overflow="fold")
-    for row in rows:
-        # Texts come from workers and files; rich must not read markup in them.
-        shown.add_row(*(cell.replace("[", "\\[") for cell in row))
-    # A pipe has no width; a program that wants columns takes --json.
-    console.Console(width=None if sys.stdout.isatty() else 160).print(shown)
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
 """Dead letters: jobs that will not be tried again, read from where `bury.lua` put them.
 
-A letter keeps the original entry; what is shown of it is its size, never what it holds.
+A letter keeps the original entry; what is read and shown of it is its size, never what it holds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import redis
@@ -15,7 +16,8 @@ from producer.contract.errors import BadMessage
 from producer.contract.message import from_fields
 from producer.contract.names import Keys, model_of
 
-_ORIGINAL: Final = b"original:"
+_LETTERS: Final = Path(__file__).with_name("letters.lua").read_text(encoding="utf-8")
+_READ_AT_ONCE: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,56 +35,67 @@ class DeadLetter:
     #: The worker that gave it up.
     worker: str
     buried_unix_s: float
-    #: The original entry, unopened.
-    entry: dict[bytes, bytes] = dataclasses.field(repr=False)
+    #: The stream its entry came from.
+    stream: str
+    #: Of each field of the original entry; empty when the entry was deleted before.
+    sizes_bytes: Mapping[str, int]
+    #: The entry's envelope, still packed: who sent it, and what its arguments looked like.
+    envelope: bytes = dataclasses.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: by its job, if that can be read."""
+        return self.job_id or self.letter_id
 
     def about(self) -> dict[str, Any]:
         """Return everything but the payload, fit for JSON."""
         shown = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name != "entry"
+            if field.name != "envelope"
         }
-        sizes = {name.decode(errors="replace"): len(value) for name, value in self.entry.items()}
-        return {**shown, "model": model_of(self.queue), "sizes_bytes": sizes, **self._sender()}
+        return {**shown, "model": model_of(self.queue), **self._sender()}
 
     def _sender(self) -> dict[str, Any]:
         """Return what the envelope says of who sent the job and what its arguments looked like."""
         try:
-            headers = from_fields(self.entry).headers
+            body = {b"body": b""} if "body" in self.sizes_bytes else {}
+            headers = from_fields({b"env": self.envelope, **body}).headers
         except BadMessage:
             return {"readable": False}
         said = {name: headers.get(name) for name in ("origin", "argsrepr", "task")}
         return {"readable": True, **said}
 
 
-def queues(client: redis.Redis, keys: Keys) -> list[str]:
-    """Return the queues that have dead letters."""
-    prefix = keys.dead("")
-    found: Any = client.scan_iter(match=f"{prefix}*", count=1000)
-    return sorted(key.decode().removeprefix(prefix) for key in found)
-
-
 def letters(client: redis.Redis, keys: Keys, queue: str) -> Iterator[DeadLetter]:
     """Yield the dead letters of a queue, the oldest first."""
-    after = "-"
-    while page := _page(client, keys.dead(queue), after):
-        for letter_id, fields in page:
-            yield _letter(queue, letter_id.decode(), fields)
+    script, after = client.register_script(_LETTERS), "-"
+    while page := script(keys=[keys.dead(queue)], args=[after, "+", _READ_AT_ONCE]):
+        for each in page:
+            yield _letter(queue, *each)
         after = f"({page[-1][0].decode()}"
 
 
-def _page(client: redis.Redis, key: str, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    found: Any = client.xrange(key, min=after, max="+", count=100)
-    return list(found)
+def there(client: redis.Redis, keys: Keys, found: Sequence[DeadLetter]) -> list[bool]:
+    """Return for each letter whether it is still there."""
+    script = client.register_script(_LETTERS)
+    with client.pipeline(transaction=False) as pipe:
+        for letter in found:
+            ends = [letter.letter_id, letter.letter_id]
+            script(keys=[keys.dead(letter.queue)], args=[*ends, 1], client=pipe)
+        return [bool(answer) for answer in pipe.execute()]
 
 
-def _letter(queue: str, letter_id: str, fields: dict[bytes, bytes]) -> DeadLetter:
+def _letter(
+    queue: str, letter_id: bytes, about: list[bytes], envelope: bytes, sizes: list[Any]
+) -> DeadLetter:
+    fields = dict(zip(about[::2], about[1::2], strict=True))
+
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
     return DeadLetter(
-        letter_id=letter_id,
+        letter_id=letter_id.decode(),
         queue=queue,
         job_id=text(b"job"),
         code=text(b"code"),
@@ -90,9 +103,10 @@ def _letter(queue: str, letter_id: str, fields: dict[bytes, bytes]) -> DeadLette
         attempts=int(text(b"attempts") or 0),
         worker=text(b"worker"),
         buried_unix_s=float(text(b"buried_unix_s") or 0),
-        entry={
-            name.removeprefix(_ORIGINAL): value
-            for name, value in fields.items()
-            if name.startswith(_ORIGINAL)
+        stream=text(b"stream"),
+        sizes_bytes={
+            name.decode(errors="replace"): size
+            for name, size in zip(sizes[::2], sizes[1::2], strict=True)
         },
+        envelope=envelope,
     )

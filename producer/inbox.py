@@ -41,11 +41,15 @@ _STEP_S: Final = 0.25
 _RECONNECT_S: Final = (0.05, 2.0)
 
 #: Deletes results and leaves fences; the deletion first, because a full Redis then allows the rest.
+#: A result that is gone by now leaves none: its job was requeued, and a fence would end it.
 #: KEYS: the results, then their fences. ARGV: how long a fence lives.
 _FORGET: Final = """
 local half = #KEYS / 2
-redis.call('DEL', unpack(KEYS, 1, half))
-for i = half + 1, #KEYS do redis.call('SET', KEYS[i], '1', 'EX', ARGV[1]) end
+for i = 1, half do
+    if redis.call('DEL', KEYS[i]) == 1 then
+        redis.call('SET', KEYS[half + i], '1', 'EX', ARGV[1])
+    end
+end
 """
 
 

@@ -29,21 +29,38 @@ def test_help_teaches_where_to_begin() -> None:
     result = fleet("--help")
 
     assert result.exit_code == 0
-    for words in ("fleet demo", "fleet up", "FLEET_BROKER_URL", "status", "models"):
+    for words in (
+        "fleet demo",
+        "fleet up",
+        "FLEET_BROKER_URL",
+        "status",
+        "models",
+        "queue",
+        "dead",
+    ):
         assert words in result.output
 
 
-@pytest.mark.parametrize("command", ["status", "models", "up", "demo"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("status", "models", "up", "demo", "queue"),
+        *("dead", "dead list", "dead show", "dead requeue", "dead purge"),
+    ],
+)
 def test_every_command_explains_itself(command: str) -> None:
-    result = fleet(command, "--help")
+    result = fleet(*command.split(), "--help")
 
     assert result.exit_code == 0
     assert "Usage: fleet" in result.output
 
 
-@pytest.mark.parametrize("command", ["status", "models"])
+@pytest.mark.parametrize(
+    "command",
+    ["status", "models", "queue", "dead list", "dead requeue --all", "dead purge --all --yes"],
+)
 def test_no_server_is_one_line_without_the_password(command: str, nobody: str) -> None:
-    result = fleet(command, FLEET_BROKER_URL=nobody)
+    result = fleet(*command.split(), FLEET_BROKER_URL=nobody)
 
     assert result.exit_code == 2
     assert result.stdout == ""

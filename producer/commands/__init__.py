@@ -1,0 +1,1 @@
+"""Groups of `fleet` commands that have a file of their own; `producer.cli` mounts them."""
