@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
+from producer.cli import cli
 from producer.client import Client, Job
 from producer.contract.errors import Cancelled, FleetError
 from producer.contract.local_broker import local_broker_url
@@ -337,7 +339,11 @@ def test_what_was_given_back_waits_again(
     client.xclaim(stream, GROUP, FREE, 0, ids[:4])
 
     shown = flower.queues()[queue]
+    command = CliRunner().invoke(cli, ["queue", "--json"], env={"FLEET_BROKER_URL": server.url})
+    (same,) = [each for each in json.loads(command.output)["queues"] if each["queue"] == queue]
 
+    assert same["waiting"] == shown["messages_ready"]
+    assert same["claimed"] == shown["messages_unacknowledged"]
     assert shown["messages"] == 11
     assert shown["messages_unacknowledged"] == 2
     assert shown["messages_ready"] == 9
