@@ -33,9 +33,8 @@ local function age_ms(entry)
 end
 
 local function count(stream)
-  local length = redis.call('XLEN', stream)
   if redis.call('EXISTS', stream) == 0 then return 0, 0, -1 end
-  local read = last_read(stream)
+  local length, read = redis.call('XLEN', stream), last_read(stream)
   local claimed = read and math.min(length, held(stream)) or 0
   local age = -1
   if oldest then
