@@ -30,9 +30,6 @@ from workers.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-#: How often the main thread looks for slots to fill.
-_MAINTAIN_EVERY_S: Final = 0.25
-
 #: How long the last release may take once every instance is gone.
 _LAST_RELEASE_S: Final = 2.0
 
@@ -92,10 +89,6 @@ class InstancePool(BasePool):
         self.keeper.start()
         self.processes.start()
         self.scaler.start()
-
-    def register_with_event_loop(self, loop: Any) -> None:
-        """Called again after each reconnect, when the old loop's timers are gone."""
-        loop.call_repeatedly(_MAINTAIN_EVERY_S, self._maintain)
 
     def on_close(self) -> None:
         self.drain()
@@ -221,14 +214,6 @@ class InstancePool(BasePool):
         # Celery would start itself anew, by a path that `python -m celery` does not have.
         signal.signal(signal.SIGHUP, first_or_second)
         signal.signal(signal.SIGQUIT, at_once)
-
-    def _maintain(self) -> None:
-        # Nothing but a typed error may leave a timer of Celery's loop: it would pass for a lost
-        # broker.
-        try:
-            self.processes.start_missing()
-        except OSError:
-            logger.exception("pool.cannot_start_an_instance")
 
     def _count_for_celery(self, instances: list[dict[str, Any]]) -> None:
         total: dict[str, Any] = {}

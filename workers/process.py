@@ -113,8 +113,8 @@ def start(
     """Start one instance as a fresh interpreter: nothing of this process is inherited but three
     pipes.
 
-    Only the main thread may call this: the kernel ends the child when the thread that started it
-    ends.
+    The thread that calls this must last as long as this process: the kernel ends the child when the
+    thread that started it ends.
     """
     read_fd, write_fd = os.pipe()
     consumer = f"{node}/{slot}/{os.getpid()}.{number}.{time.time_ns() // 1_000_000}"

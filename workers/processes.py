@@ -1,7 +1,7 @@
 """The instance processes of one worker: one for each slot, watched, and replaced when one ends.
 
-Knows no Celery and no Redis. `start_missing` belongs to the main thread; the watcher thread hears
-the instances, kills what is hung, and hands every death to `on_death`.
+Knows no Celery and no Redis. The watcher thread hears the instances, kills what is hung, hands
+every death to `on_death` and fills empty slots, also while Celery waits for a broker that is away.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from producer.contract.counters import add_counters
+from producer.contract.settings import SOCKET_TIMEOUT_S
 from workers import process
 from workers.loading import retry_gap_s
 from workers.orders import terminate_line
@@ -25,6 +26,10 @@ from workers.process import InstanceProcess
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 0.25
+
+#: How long a loop may be in conversation with a server that stands still: what it sends through
+#: Celery is tried three times.
+_LONGEST_TALK_S: Final = 3 * SOCKET_TIMEOUT_S
 
 #: A turn of the watcher that took longer says that this process stood still.
 _OWN_PAUSE_S: Final = 2.0
@@ -93,15 +98,13 @@ class Processes:
         self._draining = False
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
-    # -- the main thread's part
-
     def start(self) -> None:
         """Start every instance, then the watcher."""
-        self.start_missing()
+        self._start_missing()
         self._watcher.start()
 
-    def start_missing(self) -> None:
-        """Start an instance in every empty slot whose time has come; main thread only."""
+    def _start_missing(self) -> None:
+        """Start an instance in every empty slot whose time has come."""
         now_s = time.monotonic()
         with self._lock:
             for slot in self._slots[: self._wanted]:
@@ -130,7 +133,7 @@ class Processes:
     def want(self, count: int) -> int:
         """Run ``count`` instances from now on, as far as there are slots; returns how many.
 
-        More are started by the main thread; those above ``count`` finish what they run and end.
+        More are started by the watcher; those above ``count`` finish what they run and end.
         """
         with self._lock:
             self._wanted = max(0, min(count, len(self._slots)))
@@ -195,6 +198,7 @@ class Processes:
                 except Exception:
                     logger.exception("watcher.failed")
             self._find_dead()
+            self._fill()
             now_s = time.monotonic()
             if now_s - turned_s > _OWN_PAUSE_S:
                 # We stood still ourselves (a frozen container, Ctrl-Z): what instances said
@@ -208,6 +212,12 @@ class Processes:
         with self._lock:
             if slot.process is not None and not slot.process.read():
                 self._take_out(slot)
+
+    def _fill(self) -> None:
+        try:
+            self._start_missing()
+        except OSError:
+            logger.exception("watcher.cannot_start_an_instance")
 
     def _find_dead(self) -> None:
         """See a death that the pipe does not show: something the instance started holds it open."""
@@ -256,6 +266,7 @@ class Processes:
                 running.said,
                 age_s=now_s - (running.said_at_s or running.began_s),
                 silent_limit_s=self._silent_limit_s,
+                still_limit_s=self._silent_limit_s + _LONGEST_TALK_S,
             )
             if because:
                 running.kill(by_us=False, because=because)
@@ -272,17 +283,19 @@ def why_too_long(said: Mapping[str, Any]) -> str:
     return f"its batch ran for more than {limit_s:g} s"
 
 
-def why_hung(said: Mapping[str, Any], *, age_s: float, silent_limit_s: float) -> str:
+def why_hung(
+    said: Mapping[str, Any], *, age_s: float, silent_limit_s: float, still_limit_s: float
+) -> str:
     """Return why an instance must be killed, or nothing.
 
-    ``age_s`` is how long ago it ``said`` this. A load may take as long as it likes, as long as the
-    process reports.
+    ``age_s`` is how long ago it ``said`` this; its reports need no server, its loop does. A load
+    may take as long as it likes, as long as the process reports.
     """
     if said and age_s > silent_limit_s:
         return f"it reported nothing for {age_s:.0f} s"
     if said.get("state") in (None, "starting", "loading"):
         return ""
-    if said["silent_s"] > silent_limit_s:
+    if said["silent_s"] > still_limit_s:
         return f"its loop stood still for {said['silent_s']:.0f} s"
     return ""
 

@@ -1,7 +1,7 @@
 """The thread that lets the number of instances follow the queues: look, decide, say what is
 wanted.
 
-The decision is `workers.autoscale`; the processes are started by the main thread. Celery's own
+The decision is `workers.autoscale`; the processes are started by the watcher. Celery's own
 scaler looks at requests that the parent never holds; `CeleryAutoscaler` stands in its place.
 """
 

@@ -66,7 +66,7 @@ class WorkerSettings:
     lease_ttl_s: float = 15.0
     #: How long a drain may take before running batches are ended and given back; 0: at once.
     grace_s: float = 20.0
-    #: A batch that runs longer is taken for hung, and its process is ended.
+    #: A batch that runs longer is ended with its process; a model may say otherwise.
     batch_timeout_s: float = 300.0
     #: Starts a job gets before it becomes a dead letter.
     max_attempts: int = 3

@@ -17,9 +17,11 @@ from producer.contract.settings import Settings
 from producer.tasks import register
 from tests.support.engines import Do, row
 from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, config_folder, running_worker
 
 MODEL = "scripted"
+DEAD = Keys().dead(f"fleet.{MODEL}")
 STREAM = Keys().stream(f"fleet.{MODEL}", Priority.NORMAL)
 
 
@@ -95,6 +97,19 @@ def test_json_that_is_too_large_or_too_deep(server: TestServer) -> None:
     ]
 
     assert codes == ["BAD_MESSAGE"] * 2
+
+
+def test_an_entry_with_thousands_of_fields_becomes_a_dead_letter(server: TestServer) -> None:
+    with server.client() as client:
+        fields: Any = {"id": "wide"} | {f"field{number}": "x" for number in range(4500)}
+        client.xadd(STREAM, fields)
+
+        letters: list[Any] = wait_until(
+            lambda: [fields for _, fields in client.xrange(DEAD) if fields[b"job"] == b"wide"],
+            what="the dead letter",
+        )
+
+    assert letters[0][b"original:field7"] == b"x"
 
 
 def test_a_good_job_after_all_of_it_is_answered(server: TestServer) -> None:

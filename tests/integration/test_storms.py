@@ -99,6 +99,24 @@ def test_a_dead_workers_jobs_are_taken_over_on_a_full_server(
             client.config_set("maxmemory", 0)
 
 
+def test_a_dead_instance_is_replaced_while_the_broker_is_away(
+    server: TestServer, config: Path
+) -> None:
+    with running_worker(server, config) as worker:
+        (pid,) = worker.instance_pids()
+        server.stop()
+        try:
+            # Long enough for Celery's loop to wait for its next try.
+            time.sleep(5)
+            os.kill(pid, signal.SIGKILL)
+            wait_until(
+                lambda: worker.instance_pids() not in ([], [pid]), what="another", timeout_s=3
+            )
+        finally:
+            server.start()
+        worker.wait_ready()
+
+
 def test_the_death_of_an_instance_is_seen_though_a_child_holds_its_pipes(
     server: TestServer, fleet: Client, config: Path, log: Path
 ) -> None:

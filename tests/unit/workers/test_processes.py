@@ -11,14 +11,14 @@ from workers.processes import why_hung, why_too_long
 
 
 def hung(said: dict[str, Any], *, age_s: float = 0.5) -> str:
-    return why_hung(said, age_s=age_s, silent_limit_s=15)
+    return why_hung(said, age_s=age_s, silent_limit_s=15, still_limit_s=45)
 
 
 def ready(*, silent_s: float = 0.1, batch_s: float = 0.0) -> dict[str, Any]:
     return {"state": "ready", "silent_s": silent_s, "batch_s": batch_s, "batch_limit_s": 60.0}
 
 
-@pytest.mark.parametrize("said", [ready(), ready(silent_s=15, batch_s=60)])
+@pytest.mark.parametrize("said", [ready(), ready(silent_s=45, batch_s=60)])
 def test_an_instance_within_its_limits_is_left_alone(said: dict[str, Any]) -> None:
     assert hung(said, age_s=15) == ""
     assert why_too_long(said) == ""
@@ -44,7 +44,7 @@ def test_a_batch_beyond_its_limit_runs_too_long() -> None:
 
 @pytest.mark.parametrize("state", ["ready", "draining", "broken"])
 def test_a_loop_that_stands_still_is_hung(state: str) -> None:
-    assert "stood still for 16 s" in hung({**ready(silent_s=16), "state": state})
+    assert "stood still for 46 s" in hung({**ready(silent_s=46), "state": state})
 
 
 def test_counters_are_summed_key_by_key_and_the_given_ones_stay() -> None:
