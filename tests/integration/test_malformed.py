@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from producer.client import Client
@@ -110,6 +112,80 @@ def test_an_entry_with_thousands_of_fields_becomes_a_dead_letter(server: TestSer
         )
 
     assert letters[0][b"original:field7"] == b"x"
+
+
+#: A number that no two flipped bits turn into one of the engine's orders.
+_HARMLESS: Final = 1e-30
+
+_HEADERS: Final = (
+    *("id", "eta", "expires", "retries", "timelimit", "group", "group_index", "root_id", "origin"),
+    *("parent_id", "lang", "argsrepr", "kwargsrepr", "ignore_result", "stamps", "stamped_headers"),
+    *("shadow", "replaced_task_nesting", "fleet_reply_to", "fleet_priority"),
+)
+_STRANGE: Final[tuple[Any, ...]] = (
+    *(None, True, 7, -1.5, 2**63, "", "x" * 300, b"\xff", [], [1, "a"], {}, {"a": [None]}),
+)
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    """Return bytes cut off, with one or two bits flipped, or at random."""
+    match chance.randrange(4):
+        case 0:
+            return data[: chance.randrange(len(data))]
+        case 1:
+            return chance.randbytes(chance.randrange(200))
+        case 2:
+            return data[:1] + chance.randbytes(chance.randrange(200))
+    flipped = bytearray(data)
+    for _ in range(chance.randint(1, 2)):
+        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+    return bytes(flipped)
+
+
+def damaged_entry(chance: random.Random, job_id: str) -> dict[Any, Any]:
+    """Return an entry's fields, one of them not as any app of ours writes it."""
+    headers: dict[str, Any] = {"id": job_id, "task": "fleet.infer"}
+    part = chance.choice(("body", "body", "body", "env", "headers", "rows", "id"))
+    if part == "headers":
+        names = chance.sample(_HEADERS, chance.randint(1, 4))
+        headers |= {name: chance.choice(_STRANGE) for name in names}
+    x = np.full((1, 3), _HARMLESS, np.float32)
+    message = Message(
+        headers=headers,
+        properties={},
+        content_type=wire.CONTENT_TYPE,
+        content_encoding="binary",
+        body=wire.dumps(((MODEL, {"x": x}), {}, {})),
+    )
+    fields = to_fields(message, job_id=job_id, rows=1)
+    if part in ("body", "env"):
+        fields[part] = damaged(chance, fields[part])
+    elif part == "rows":
+        fields["rows"] = chance.choice((b"", b"-5", b"1e9", b"9" * 40, b"x", b"0", b"\xff"))
+    elif part == "id" and chance.random() < 0.3:
+        del fields["id"]
+    elif part == "id":
+        fields["id"] = job_id.encode() + b"\xff"
+    return fields
+
+
+def test_two_thousand_damaged_entries_each_end_as_an_answer_or_a_dead_letter(
+    server: TestServer,
+) -> None:
+    chance = random.Random(4)
+    ids = [f"damaged-{number}" for number in range(2000)]
+    with server.client() as client:
+        added = {client.xadd(STREAM, damaged_entry(chance, job_id)): job_id for job_id in ids}
+
+        wait_until(lambda: not client.xlen(STREAM), what="every entry to end", timeout_s=40)
+
+        letters: Any = client.xrange(Keys().dead(f"fleet.{MODEL}"))
+        dead = {fields[b"entry"] for _, fields in letters} & added.keys()
+        answered = {job_id for job_id in ids if client.exists(Keys().result(job_id))}
+        unended = [job for entry, job in added.items() if entry not in dead and job not in answered]
+    assert not unended
+    # Otherwise they were not damaged enough, or too much.
+    assert 500 < len(dead) < 1500
 
 
 def test_a_good_job_after_all_of_it_is_answered(server: TestServer) -> None:
