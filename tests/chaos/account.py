@@ -22,6 +22,18 @@ class Start:
     at_unix_s: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Doom:
+    """An instance that a fault ends."""
+
+    pid: int
+    at_unix_s: float
+
+    def ended(self, start: Start) -> bool:
+        """Whether ``start`` may have no outcome because of this."""
+        return start.pid == self.pid and start.at_unix_s <= self.at_unix_s + 1
+
+
 @dataclasses.dataclass(slots=True)
 class _Pages:
     """The files of one client."""
@@ -39,8 +51,6 @@ class Account:
         self.accepted: dict[str, int] = {}
         #: Job id -> every answer that was read.
         self.outcomes: dict[str, list[str]] = {}
-        #: Ids whose result a living client has read and deleted.
-        self.deleted: set[str] = set()
         #: Number -> its starts in order.
         self.starts: dict[int, list[Start]] = {}
         #: Pid -> its last start.
@@ -59,31 +69,27 @@ class Account:
     def abandoned(self, client: str) -> None:
         """A client is dead: others must look for what it did not read."""
         pages = self._clients.pop(client)
-        self._read(pages, alive=False)
+        self._read(pages)
         self._dead.append(pages)
 
     def orphans(self) -> set[str]:
         """Return the accepted jobs of dead clients whose outcome nobody knows."""
         return {job_id for pages in self._dead for job_id in pages.open}
 
-    def found(self, job_id: str, text: str) -> None:
-        """Note the outcome of an orphan."""
-        self.outcomes.setdefault(job_id, []).append(text)
-        for pages in self._dead:
-            pages.open.discard(job_id)
-
     def accept(self, job_id: str, number: int) -> None:
         """Note a job of the storm's own."""
         self.accepted[job_id] = number
 
     def answered(self, job_id: str, text: str) -> None:
+        """Note the outcome of a job of the storm's own, or of an orphan."""
         self.outcomes.setdefault(job_id, []).append(text)
-        self.deleted.add(job_id)
+        for pages in self._dead:
+            pages.open.discard(job_id)
 
     def update(self) -> None:
         """Take in what was written since."""
         for pages in self._clients.values():
-            self._read(pages, alive=True)
+            self._read(pages)
         self.update_starts()
 
     def update_starts(self) -> None:
@@ -98,17 +104,15 @@ class Account:
         """Return the accepted jobs without an outcome."""
         return [job_id for job_id in self.accepted if job_id not in self.outcomes]
 
-    def _read(self, pages: _Pages, *, alive: bool) -> None:
+    def _read(self, pages: _Pages) -> None:
         for line in pages.tails["accepted"].lines():
             number, job_id = line.split()
             self.accepted[job_id] = int(number)
             if job_id not in self.outcomes:
                 pages.open.add(job_id)
         for line in pages.tails["outcomes"].lines():
-            job_id, text, how = line.split()
+            job_id, text = line.split()
             self.outcomes.setdefault(job_id, []).append(text)
             pages.open.discard(job_id)
-            if alive and how == "read":
-                self.deleted.add(job_id)
         for line in pages.tails["troubles"].lines():
             self.troubles[line] = self.troubles.get(line, 0) + 1

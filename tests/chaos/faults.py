@@ -8,24 +8,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tests.chaos.account import Doom
 from tests.chaos.fleet import Fleet
 from tests.chaos.processes import living_children
+from tests.support.waiting import wait_until
 
 #: How long Redis is away when it was killed.
 _REDIS_AWAY_S: Final = 1.0
 _FULL_S: Final = 4.0
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Struck:
-    """What a fault did."""
-
-    began_unix_s: float = dataclasses.field(default_factory=time.time)
-    #: Instances that ended by it, or may have.
-    doomed: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,86 +26,82 @@ class Fault:
     """One kind of fault."""
 
     name: str
-    strike: Callable[[Fleet, random.Random], Struck]
+    #: Does it; returns the instances that end by it, or may.
+    strike: Callable[[Fleet, random.Random], list[Doom]]
 
 
-def kill_instance(fleet: Fleet, chance: random.Random) -> Struck:
+def kill_instance(fleet: Fleet, chance: random.Random) -> list[Doom]:
     pid = _instance(fleet, chance)
-    struck = Struck(doomed=(pid,))
+    doom = Doom(pid, time.time())
     os.kill(pid, signal.SIGKILL)
-    return struck
+    return [doom]
 
 
-def kill_parent(fleet: Fleet, chance: random.Random) -> Struck:
+def kill_parent(fleet: Fleet, chance: random.Random) -> list[Doom]:
     worker = chance.choice(fleet.workers)
-    struck = Struck(doomed=tuple(living_children(worker.pid)))
-    fleet.expected[worker.pid] = None
-    os.kill(worker.pid, signal.SIGKILL)
-    return struck
+    dooms = [Doom(pid, time.time()) for pid in living_children(worker.pid)]
+    fleet.end(worker, signal.SIGKILL, status=None)
+    return dooms
 
 
-def kill_client(fleet: Fleet, chance: random.Random) -> Struck:
-    struck = Struck()
+def kill_client(fleet: Fleet, chance: random.Random) -> list[Doom]:
     fleet.kill_client(chance.choice(fleet.clients))
-    return struck
+    return []
 
 
-def kill_redis(fleet: Fleet, chance: random.Random) -> Struck:
-    struck = Struck()
-    fleet.server.kill()
-    time.sleep(_REDIS_AWAY_S)
-    fleet.server.start()
-    return struck
+def kill_redis(fleet: Fleet, _: random.Random) -> list[Doom]:
+    with fleet.away():
+        fleet.server.kill()
+        time.sleep(_REDIS_AWAY_S)
+        fleet.server.start()
+    return []
 
 
-def end_worker(fleet: Fleet, chance: random.Random) -> Struck:
+def end_worker(fleet: Fleet, chance: random.Random) -> list[Doom]:
     worker = chance.choice(fleet.workers)
-    struck = Struck()
-    fleet.expected[worker.pid] = 0
-    os.kill(worker.pid, signal.SIGTERM)
-    return struck
+    # One whose interpreter has just begun knows of no signals yet.
+    stands = bool(living_children(worker.pid))
+    fleet.end(worker, signal.SIGTERM, status=0 if stands else None)
+    return []
 
 
-def stop_instance(fleet: Fleet, chance: random.Random) -> Struck:
+def stop_instance(fleet: Fleet, chance: random.Random) -> list[Doom]:
     """Stand still; one that does for longer than `claim_ttl_s` is ended by its parent."""
     pid, held_s = _instance(fleet, chance), _pause_s(fleet, chance)
-    struck = Struck(doomed=(pid,) if held_s > fleet.shape.claim_ttl_s else ())
+    doom = Doom(pid, time.time())
     _hold(pid, held_s)
-    return struck
+    return [doom] if held_s > fleet.shape.claim_ttl_s else []
 
 
-def stop_parent(fleet: Fleet, chance: random.Random) -> Struck:
+def stop_parent(fleet: Fleet, chance: random.Random) -> list[Doom]:
     """Stand still; its instances renew what they hold themselves."""
-    struck = Struck()
     _hold(chance.choice(fleet.workers).pid, _pause_s(fleet, chance))
-    return struck
+    return []
 
 
-def stop_redis(fleet: Fleet, chance: random.Random) -> Struck:
-    struck = Struck()
-    fleet.server.freeze()
-    time.sleep(_pause_s(fleet, chance))
-    fleet.server.thaw()
-    return struck
+def stop_redis(fleet: Fleet, chance: random.Random) -> list[Doom]:
+    with fleet.away():
+        fleet.server.freeze()
+        time.sleep(_pause_s(fleet, chance))
+        fleet.server.thaw()
+    return []
 
 
-def cut_connections(fleet: Fleet, chance: random.Random) -> Struck:
-    struck = Struck()
+def cut_connections(fleet: Fleet, _: random.Random) -> list[Doom]:
     with fleet.server.client() as client:
         for kind in ("normal", "pubsub"):
             client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
-    return struck
+    return []
 
 
-def fill_redis(fleet: Fleet, chance: random.Random) -> Struck:
+def fill_redis(fleet: Fleet, _: random.Random) -> list[Doom]:
     """Leave no memory for some seconds."""
-    struck = Struck()
-    with fleet.server.client() as client:
+    with fleet.away(), fleet.server.client() as client:
         used: Any = client.info("memory")["used_memory"]
         client.config_set("maxmemory", int(used * 0.8))
         time.sleep(_FULL_S)
         client.config_set("maxmemory", 0)
-    return struck
+    return []
 
 
 KILLS: Final = (
@@ -121,7 +110,7 @@ KILLS: Final = (
     Fault(name="kill -9 of a client", strike=kill_client),
     Fault(name="kill -9 of Redis", strike=kill_redis),
 )
-ALL: Final = (
+EACH: Final = (
     *KILLS,
     Fault(name="SIGTERM of a worker", strike=end_worker),
     Fault(name="SIGSTOP of an instance", strike=stop_instance),
@@ -132,7 +121,18 @@ ALL: Final = (
 )
 
 
-def drawn(kinds: tuple[Fault, ...], count: int, chance: random.Random) -> list[Fault]:
+def two_at_once(fleet: Fleet, chance: random.Random) -> list[Doom]:
+    """One on top of the other, before the fleet is whole again."""
+    first, second = chance.sample(EACH, 2)
+    dooms = first.strike(fleet, chance)
+    time.sleep(chance.uniform(0, 2))
+    return [*dooms, *second.strike(fleet, chance)]
+
+
+ALL: Final = (*EACH, Fault(name="two of these at once", strike=two_at_once))
+
+
+def drawn(kinds: Sequence[Fault], count: int, chance: random.Random) -> list[Fault]:
     """Return ``count`` faults in random order, each kind as often as the others."""
     faults: list[Fault] = []
     while len(faults) < count:
@@ -141,8 +141,13 @@ def drawn(kinds: tuple[Fault, ...], count: int, chance: random.Random) -> list[F
 
 
 def _instance(fleet: Fleet, chance: random.Random) -> int:
-    pids = [pid for worker in fleet.workers for pid in living_children(worker.pid)]
-    return chance.choice(sorted(pids))
+    """Return the pid of one that lives; waits while there is none."""
+    return chance.choice(
+        wait_until(
+            lambda: [pid for worker in fleet.workers for pid in living_children(worker.pid)],
+            what="an instance",
+        )
+    )
 
 
 def _pause_s(fleet: Fleet, chance: random.Random) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,6 @@ from tests.chaos.account import Account
 from tests.chaos.processes import MARK, living_children
 from tests.chaos.sender import MODEL, NUMBERS_A_JOB
 from tests.support.servers import TestServer, running_server
-from tests.support.waiting import wait_until
 from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder
 
 KEYS: Final = Keys()
@@ -63,6 +63,8 @@ class Ended:
 
     pid: int
     status: int
+    began_unix_s: float
+    at_unix_s: float
 
 
 class ClientProcess:
@@ -107,12 +109,18 @@ class Fleet:
         self.workers = [
             Worker(server, config, self._environ, f"w{number}") for number in range(shape.workers)
         ]
+        for worker in self.workers:
+            worker.log_path = folder / f"{worker.node}.log"
         self.clients: list[ClientProcess] = []
         self._clients_started = 0
-        #: Ends of parents: those that a fault is the reason of, by pid with the status it asks for.
+        #: Parents that a fault ends, with the exit status it asks for.
         self.expected: dict[int, int | None] = {}
         self.ended: list[Ended] = []
         self._next_number = 1
+        #: When the server was away or refused to work, from and until.
+        self._away: list[tuple[float, float]] = []
+        #: Guards the clients and the numbers.
+        self._lock = threading.RLock()
         self._supervising = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
 
@@ -148,35 +156,64 @@ class Fleet:
     # -- clients
 
     def start_client(self) -> ClientProcess:
-        self._clients_started += 1
-        name = f"c{self._clients_started}"
-        self.account.follow(self.folder, name)
-        client = ClientProcess(self.folder, name, self._environ)
-        self.clients.append(client)
-        return client
+        with self._lock:
+            self._clients_started += 1
+            name = f"c{self._clients_started}"
+            self.account.follow(self.folder, name)
+            client = ClientProcess(self.folder, name, self._environ)
+            self.clients.append(client)
+            return client
 
     def kill_client(self, client: ClientProcess) -> None:
         """kill -9; another takes its place."""
-        client.kill()
-        self.clients.remove(client)
-        self.account.abandoned(client.name)
-        self.start_client()
+        with self._lock:
+            client.kill()
+            self.clients.remove(client)
+            self.account.abandoned(client.name)
+            self.start_client()
 
     def send(self, count: int) -> int:
         """Have the clients send ``count`` jobs; returns the first of their numbers."""
-        first = self._next_number
-        for i, client in enumerate(self.clients):
-            share = count // len(self.clients) + (i < count % len(self.clients))
-            if share:
-                client.send(self.numbers(NUMBERS_A_JOB * share), share)
-        return first
+        with self._lock:
+            first = self._next_number
+            for i, client in enumerate(self.clients):
+                share = count // len(self.clients) + (i < count % len(self.clients))
+                if share:
+                    client.send(self.numbers(NUMBERS_A_JOB * share), share)
+            return first
 
     def numbers(self, count: int) -> int:
         """Take ``count`` numbers that no other job has; returns the first."""
-        first, self._next_number = self._next_number, self._next_number + count
-        return first
+        with self._lock:
+            first, self._next_number = self._next_number, self._next_number + count
+            return first
+
+    # -- what the faults do, and say
+
+    def end(self, worker: Worker, how: signal.Signals, *, status: int | None) -> None:
+        """Signal a parent; it is to end with ``status``, or however it likes."""
+        assert worker.process is not None
+        self.expected[worker.pid] = status
+        worker.process.send_signal(how)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """The server is away, or refuses to work, for the length of the block."""
+        began_unix_s = time.time()
+        try:
+            yield
+        finally:
+            self._away.append((began_unix_s, time.time()))
+
+    def was_away(self, from_unix_s: float, until_unix_s: float) -> bool:
+        """Whether the server was away at some time between the two."""
+        return any(began < until_unix_s and from_unix_s < ended for began, ended in self._away)
 
     # -- what the kernel and the server say
+
+    def parents_of_instances(self) -> dict[int, int]:
+        """Return the parent of every instance that lives, by pid."""
+        return {pid: worker.pid for worker in self.workers for pid in living_children(worker.pid)}
 
     def instance_pids(self) -> list[int] | None:
         """Return the pids of all instances, or None while any is missing."""
@@ -199,15 +236,25 @@ class Fleet:
     # -- the supervisor
 
     def _supervise(self) -> None:
+        began_unix_s = dict.fromkeys((worker.node for worker in self.workers), time.time())
         while self._supervising.is_set():
             for worker in self.workers:
                 assert worker.process is not None
                 status = worker.process.poll()
-                if status is not None:
-                    self.ended.append(Ended(pid=worker.pid, status=status))
-                    time.sleep(_RESTART_AFTER_S)
-                    if self._supervising.is_set():
-                        worker.start()
+                if status is None:
+                    continue
+                self.ended.append(
+                    Ended(
+                        pid=worker.pid,
+                        status=status,
+                        began_unix_s=began_unix_s[worker.node],
+                        at_unix_s=time.time(),
+                    )
+                )
+                time.sleep(_RESTART_AFTER_S)
+                if self._supervising.is_set():
+                    began_unix_s[worker.node] = time.time()
+                    worker.start()
             time.sleep(_LOOK_EVERY_S)
 
     def _stop_supervisor(self) -> None:
@@ -237,6 +284,3 @@ def running_fleet(shape: Shape, folder: Path, account: Account) -> Iterator[Flee
 def quiet(client: redis.Redis) -> bool:
     """Return whether no job waits or is held."""
     return not any(client.xlen(stream) for stream in KEYS.streams(QUEUE))
-
-
-__all__ = ["Fleet", "Shape", "running_fleet", "wait_until"]

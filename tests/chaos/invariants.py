@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import redis
 
 from producer.contract.names import FREE, GROUP
-from tests.chaos.account import Account, Start
+from tests.chaos.account import Account, Doom
 from tests.chaos.fleet import KEYS, QUEUE, Fleet
 from tests.chaos.processes import children, marked
 from tests.chaos.sender import answer_of
@@ -26,21 +26,12 @@ LASTING: Final = (
     "_kombu.binding",
 )
 
+#: Exit status of a worker that cannot reach its server when it starts.
+NO_SERVER: Final = 2
+
 #: Consumers of all processes together; more means that those of dead ones are left.
 _MOST_CONSUMERS: Final = 10
 _SHOWN: Final = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Doom:
-    """An instance that a fault ended."""
-
-    pid: int
-    at_unix_s: float
-
-    def ended(self, start: Start) -> bool:
-        """Whether ``start`` may have no outcome because of this."""
-        return start.pid == self.pid and start.at_unix_s <= self.at_unix_s + 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +51,23 @@ class Verdicts:
 
 
 def verdicts(
-    account: Account, *, told: Mapping[str, int], stored: Mapping[str, str], dooms: Sequence[Doom]
+    account: Account,
+    *,
+    told: Mapping[str, int],
+    stored: Mapping[str, str],
+    fenced: Set[str],
+    dooms: Sequence[Doom],
 ) -> Verdicts:
     """Judge every job: one terminal state, the right one, told once, started once by a living
     process.
+
+    ``told``: how often each answer was published; ``stored``: those that lie in Redis; ``fenced``:
+    those of which a client left a fence when it deleted them.
     """
     doubled = {job_id for job_id, times in told.items() if times > 1}
     doubled |= {job_id for job_id, texts in account.outcomes.items() if len(texts) > 1}
     # Somebody stored it once more after it was read and deleted.
-    doubled |= account.deleted & stored.keys()
+    doubled |= fenced & stored.keys()
     return Verdicts(
         lost=tuple(account.missing()),
         wrong=tuple(_wrong(account, stored)),
@@ -162,9 +161,12 @@ def strange_processes(fleet: Fleet) -> Iterator[str]:
 
 
 def strange_ends(fleet: Fleet) -> Iterator[str]:
+    """Yield the ends of parents and clients that no fault is the reason of."""
     for end in fleet.ended:
         if end.pid not in fleet.expected:
-            yield f"the worker {end.pid} ended by itself with status {end.status}"
+            # A worker that finds no server says so and ends; its supervisor starts it again.
+            if end.status != NO_SERVER or not fleet.was_away(end.began_unix_s, end.at_unix_s):
+                yield f"the worker {end.pid} ended by itself with status {end.status}"
         elif fleet.expected[end.pid] not in (None, end.status):
             yield f"the worker {end.pid} ended with status {end.status} after SIGTERM"
     for client in fleet.clients:

@@ -5,7 +5,7 @@ says how many jobs to send, numbered from FIRST. Each way an app has of sending 
 files say what happened; a line is written by one system call, so a kill leaves whole lines only:
 
 - ``NAME.accepted``: ``number id`` of a job, after the call that sent it has returned;
-- ``NAME.outcomes``: ``id answer read|kept``, after its answer was read; ``read`` ones are deleted;
+- ``NAME.outcomes``: ``id answer``, after its answer was read;
 - ``NAME.troubles``: what else a call raised. It is tried again, as an app would.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from celery import exceptions
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
@@ -132,7 +133,7 @@ class Sender:
             text = text_of(job.reply(0).outputs)
         except Exception as error:  # noqa: BLE001  whatever it ended with is its outcome
             text = _word(error)
-        self._note("outcomes", f"{job.id} {text} read")
+        self._note("outcomes", f"{job.id} {text}")
         self._waiting.pop(job.id, None)
 
     def _get(self) -> None:
@@ -141,13 +142,15 @@ class Sender:
             result = self._results.get()
             while (text := self._got(result)) is None:
                 time.sleep(_AGAIN_S)
-            self._note("outcomes", f"{result.id} {text} kept")
+            self._note("outcomes", f"{result.id} {text}")
 
     def _got(self, result: AsyncResult) -> str | None:
         try:
             return text_of(result.get(timeout=5))
         except FleetError as error:
             return _word(error)
+        except exceptions.TimeoutError:
+            return None
         except Exception as error:  # noqa: BLE001  the result may come yet
             self._trouble("get", error)
             return None

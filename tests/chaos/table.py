@@ -15,9 +15,8 @@ class Round:
 
     number: int
     fault: str
-    #: The first job number that may belong to it.
+    #: No job of it has a lower number.
     first: int
-    began_unix_s: float = 0.0
     unfinished: int = 0
     #: From the start of the fault until the fleet was whole again.
     recovery_s: float = 0.0
@@ -29,6 +28,25 @@ class Round:
     doubled: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Minute:
+    """A minute of a soak, or whatever lies between two faults."""
+
+    minute: float
+    fault: str
+    recovery_s: float
+    jobs_per_s: float
+    #: By kind, the largest process of each.
+    memory_mb: dict[str, float]
+
+    def line(self) -> str:
+        memory = "  ".join(f"{kind} {mb:.1f}" for kind, mb in self.memory_mb.items())
+        return (
+            f"{self.minute:5.1f} min  {self.fault:26} whole after {self.recovery_s:5.1f} s"
+            f"  {self.jobs_per_s:5.0f} jobs/s  MB: {memory}"
+        )
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Report:
     """A whole storm."""
@@ -38,6 +56,10 @@ class Report:
     took_s: float = 0.0
     accepted: int = 0
     rounds: list[Round] = dataclasses.field(default_factory=list)
+    #: Of a soak.
+    minutes: list[Minute] = dataclasses.field(default_factory=list)
+    #: By kind of process, in ten minutes.
+    growth_mb: dict[str, float] = dataclasses.field(default_factory=dict)
     #: How many jobs were started once, twice, ...
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
     #: What calls of clients raised meanwhile, and how often.
@@ -59,6 +81,9 @@ def markdown(report: Report) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
+    if report.minutes:
+        yield from _minutes(report)
+        yield ""
     yield (
         "| fault | times | unfinished at the fault, least | lost | doubled "
         "| whole again after, p50 / max s | its jobs again after, p50 / max s |"
@@ -75,6 +100,20 @@ def _lines(report: Report) -> Iterator[str]:
         f"{report.accepted:,} jobs in {report.took_s / 60:.1f} minutes on {report.server}, "
         f"seed {report.seed}. Jobs by starts: {starts}."
     )
+
+
+def _minutes(report: Report) -> Iterator[str]:
+    kinds = list(report.minutes[-1].memory_mb)
+    yield f"| minute | fault | whole again after s | jobs/s | {', MB | '.join(kinds)}, MB |"
+    yield "|---" * (4 + len(kinds)) + "|"
+    for each in report.minutes:
+        cells = [f"{each.minute:.0f}", each.fault, f"{each.recovery_s:.1f}"]
+        cells += [f"{each.jobs_per_s:.0f}"]
+        cells += [f"{each.memory_mb.get(kind, 0.0):.1f}" for kind in kinds]
+        yield f"| {' | '.join(cells)} |"
+    grown = ", ".join(f"{kind} {mb:+.2f}" for kind, mb in report.growth_mb.items())
+    yield ""
+    yield f"Growth after the third minute of a process, MB in ten minutes: {grown or '-'}."
 
 
 def _cells(fault: str, rounds: Sequence[Round]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import redis
@@ -15,8 +15,10 @@ from producer.contract import wire
 from producer.contract.names import Keys
 from tests.chaos.sender import text_of
 from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
 
-_RESULT: Final = Keys().result("")
+_KEYS: Final = Keys()
+_RESULT: Final = _KEYS.result("")
 _READ_AT_ONCE: Final = 500
 _RECONNECT_S: Final = 0.1
 
@@ -38,7 +40,12 @@ class Witness(threading.Thread):
                 self._listen()
             self._stopping.wait(_RECONNECT_S)
 
-    def stop(self) -> None:
+    def __enter__(self) -> Witness:
+        self.start()
+        wait_until(lambda: self.began, what="the witness to listen")
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self.join(timeout=10)
 
@@ -54,26 +61,29 @@ class Witness(threading.Thread):
 
 def read_results(client: redis.Redis, job_ids: Iterable[str]) -> dict[str, str]:
     """Return the outcomes that lie in Redis, as one word each; ``fenced`` for one that was read."""
-    found: dict[str, str] = {}
-    ids, keys = list(job_ids), Keys()
+    ids = list(job_ids)
+    found = dict.fromkeys(_there(client, _KEYS.fence, ids), "fenced")
+    return found | {job: _word(value) for job, value in _there(client, _KEYS.result, ids).items()}
+
+
+def stored_results(client: redis.Redis) -> tuple[dict[str, str], set[str]]:
+    """Return every outcome that lies in Redis, as one word each; and which of them are fenced."""
+    ids = [key.decode().removeprefix(_RESULT) for key in client.scan_iter(f"{_RESULT}*", 1000)]
+    stored = {job: _word(value) for job, value in _there(client, _KEYS.result, ids).items()}
+    return stored, set(_there(client, _KEYS.fence, ids))
+
+
+def _there(
+    client: redis.Redis, key_of: Callable[[str], str], ids: Sequence[str]
+) -> dict[str, bytes]:
+    """Return the values of the keys that exist, by job id."""
+    there: dict[str, bytes] = {}
     for at in range(0, len(ids), _READ_AT_ONCE):
         chunk = ids[at : at + _READ_AT_ONCE]
-        values: Any = client.mget(
-            [f(job_id) for f in (keys.result, keys.fence) for job_id in chunk]
-        )
-        for job_id, payload, fence in zip(chunk, values, values[len(chunk) :], strict=False):
-            if payload is not None:
-                found[job_id] = _word(payload)
-            elif fence is not None:
-                found[job_id] = "fenced"
-    return found
-
-
-def stored_results(client: redis.Redis) -> dict[str, str]:
-    """Return every outcome that lies in Redis, as one word each."""
-    ids = [key.decode().removeprefix(_RESULT) for key in client.scan_iter(f"{_RESULT}*", 1000)]
-    found = read_results(client, ids)
-    return {job_id: text for job_id, text in found.items() if text != "fenced"}
+        values: Any = client.mget([key_of(job_id) for job_id in chunk])
+        pairs = zip(chunk, values, strict=True)
+        there |= {job_id: value for job_id, value in pairs if value is not None}
+    return there
 
 
 def _word(payload: bytes) -> str:

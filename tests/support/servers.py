@@ -42,6 +42,11 @@ class TestServer:
         )
         wait_until(self._answers, what="the server to answer")
 
+    @property
+    def pid(self) -> int | None:
+        """The process, or None while there is none."""
+        return self._process.pid if self._process is not None else None
+
     def kill(self) -> None:
         """kill -9."""
         self._end(signal.SIGKILL)
