@@ -11,11 +11,12 @@ from typing import Any, Final, cast
 import pytest
 import redis
 
+from producer.contract.cancel import cancel_command
 from producer.contract.names import FREE, GROUP, PRIORITIES, Keys
 from tests.support.delivery_model import Model, Place
 from workers.batching.closing import Closed
 from workers.delivery import ledger as delivery
-from workers.delivery.ledger import End, Ending, Entry, Ledger, Letter, Verdict, Wish
+from workers.delivery.ledger import End, Ending, Entry, Ledger, Letter, Note, Verdict, Wish
 from workers.delivery.scripts import Call, send
 
 pytestmark = [pytest.mark.redis, pytest.mark.scripts]
@@ -29,7 +30,7 @@ STEPS: Final = 800
 
 @pytest.fixture
 def broker(client: redis.Redis) -> Iterator[redis.Redis]:
-    delivery.ensure_groups(client, KEYS, [QUEUE])
+    send(client, delivery.ensure_groups(KEYS, [QUEUE]))
     yield client
     client.flushall()
 
@@ -151,8 +152,10 @@ class Fuzz:
     def cancel(self) -> None:
         if self.model.job_of:
             job = self.chance.choice(list(self.model.job_of.values()))
-            self.broker.set(KEYS.cancelled(job), 1)
-            self.model.cancelled.add(job)
+            (marked,) = self.broker.execute_command(*cancel_command(KEYS, [job]))
+            assert marked == (job not in self.model.ended)
+            if marked:
+                self.model.cancelled.add(job)
 
     def end_elsewhere(self) -> None:
         """Somebody stores an outcome past the scripts while the job runs, as Celery's own can; and
@@ -197,7 +200,7 @@ class Fuzz:
         places = self._some(consumer.claimed)
         if not places:
             return
-        jobs = [(consumer.claimed[place], self.model.job_of[place]) for place in places]
+        jobs = [(consumer.claimed[place], self.model.job_of[place], ()) for place in places]
         verdicts = self._ask(consumer.ledger.begin(QUEUE, jobs))
         self.model.check_verdicts(consumer.name, places, verdicts)
         for place, (verdict, _) in zip(places, verdicts, strict=True):
@@ -206,7 +209,7 @@ class Fuzz:
             entry = consumer.claimed.pop(place)
             if verdict in (Verdict.RUN, Verdict.ALONE, Verdict.CANCELLED):
                 consumer.begun[place] = entry
-            elif verdict is Verdict.EXHAUSTED:
+            elif verdict in (Verdict.EXHAUSTED, Verdict.TIMEOUT):
                 consumer.exhausted[place] = entry
 
     def complete(self, consumer: Consumer | None = None) -> None:
@@ -251,7 +254,7 @@ class Fuzz:
     def resync(self) -> None:
         """A reply was lost: what was begun unseen was never started; give everything back."""
         consumer = self.chance.choice(self.consumers)
-        self._free(consumer, forgive=True, remove=False)
+        self._free(consumer, note=Note.FORGIVE, remove=False)
         consumer.forget()
 
     def renew(self) -> None:
@@ -270,7 +273,8 @@ class Fuzz:
     def free_a_dead_one(self) -> None:
         if self.dead:
             consumer = self.dead.pop(self.chance.randrange(len(self.dead)))
-            self._free(consumer, forgive=self.chance.random() < 0.3, remove=True)
+            note = self.chance.choice((None, None, Note.FORGIVE, Note.TIMEOUT))
+            self._free(consumer, note=note, remove=True)
             self.freed.append(consumer)
 
     def end_too_late(self) -> None:
@@ -291,11 +295,14 @@ class Fuzz:
 
     # -- the rest
 
-    def _free(self, consumer: Consumer, *, forgive: bool, remove: bool) -> None:
-        if forgive:
-            assert self._ask(consumer.ledger.forgive(QUEUE)) == self.model.forgive(consumer.name)
+    def _free(self, consumer: Consumer, *, note: Note | None, remove: bool) -> None:
+        if note is not None:
+            changes = {Note.FORGIVE: self.model.forgive, Note.TIMEOUT: self.model.time_out}
+            noted = self._ask(consumer.ledger.unfinished(QUEUE, note))
+            assert noted == changes[note](consumer.name)
         held = self.model.held_by(consumer.name)
-        assert self._ask(consumer.ledger.release([QUEUE], remove=remove)) == len(held)
+        release = consumer.ledger.release([QUEUE], remove=remove, unread=note is Note.FORGIVE)
+        assert self._ask(release) == len(held)
         for place in held:
             self.model.owner[place] = FREE
 

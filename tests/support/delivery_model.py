@@ -24,6 +24,8 @@ class Model:
     begun_by: dict[str, tuple[str, Place]] = dataclasses.field(default_factory=dict)
     ended: set[str] = dataclasses.field(default_factory=set)
     cancelled: set[str] = dataclasses.field(default_factory=set)
+    #: Jobs whose last start ran alone for too long.
+    timed_out: set[str] = dataclasses.field(default_factory=set)
 
     def held_by(self, consumer: str) -> list[Place]:
         return [place for place, owner in self.owner.items() if owner == consumer]
@@ -53,6 +55,14 @@ class Model:
             if not self.starts[job]:
                 del self.starts[job], self.begun_by[job]
         return len(jobs)
+
+    def time_out(self, consumer: str) -> int:
+        """Note that a consumer ran for too long; returns of how many jobs that is the reason."""
+        jobs = [job for job, (who, _) in self.begun_by.items() if who == consumer]
+        if len(jobs) != 1:
+            return 0
+        self.timed_out.update(jobs)
+        return 1
 
     def check_verdicts(
         self, consumer: str, places: Sequence[Place], verdicts: Sequence[tuple[Verdict, int]]
@@ -85,6 +95,8 @@ class Model:
             return Verdict.DONE
         if job in self.cancelled:
             return Verdict.CANCELLED
+        if starts and job in self.timed_out:
+            return Verdict.TIMEOUT
         if starts >= self.max_attempts:
             return Verdict.EXHAUSTED
         if Verdict.ALONE in running or (starts and running):
