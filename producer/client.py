@@ -19,9 +19,9 @@ from producer.contract.app import make_app
 from producer.contract.call import parse_call
 from producer.contract.cancel import cancel_command
 from producer.contract.errors import JobTimeout
-from producer.contract.names import Priority
+from producer.contract.names import Priority, shadow_of
 from producer.contract.settings import Settings
-from producer.envelope import Submission, shadow_of
+from producer.envelope import Submission
 from producer.inbox import FENCE_AFTER_S, Inbox
 from producer.replies import Outcome, Reply, outcome_of
 from producer.tasks import priority_and_number, register

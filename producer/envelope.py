@@ -43,11 +43,6 @@ class Submission:
     headers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def shadow_of(model: str) -> str:
-    """Return the name under which Flower and logs show the jobs of ``model``."""
-    return f"{INFER_TASK}.{model}"
-
-
 def argsrepr_of(call: Call) -> str:
     """Describe the arguments for events and logs: shapes, never values."""
     return f"({call.model!r}, {shapes_of(call.inputs)})"

@@ -18,10 +18,17 @@ from producer.contract import wire
 from producer.contract.app import FleetApp, make_app
 from producer.contract.call import Call, parse_call
 from producer.contract.errors import BadRequest, ConfigError, FleetError, UnknownModel
-from producer.contract.names import INFER_TASK, PRIORITIES, Priority, is_model_name, queue_of
+from producer.contract.names import (
+    INFER_TASK,
+    PRIORITIES,
+    Priority,
+    is_model_name,
+    queue_of,
+    shadow_of,
+)
 from producer.contract.results import APP_BACKEND, ReadingBackend
 from producer.contract.settings import Settings
-from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_command, shadow_of
+from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_command
 from producer.publisher import Publisher
 
 #: The options a job may have on the short way to the broker. Whatever else Celery's

@@ -17,7 +17,8 @@ from celery.app.trace import build_tracer
 
 from producer.contract.errors import Cancelled, Expired, FleetError
 from producer.contract.names import INFER_TASK
-from workers.jobs import Job
+from producer.contract.results import JsonReply
+from workers.jobs import CANVAS, Job
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Answers:
 
     def pack(self, answer: Answer) -> bytes:
         """Return the bytes that Celery's backend would store under the job's result key."""
-        result: Any = answer.outputs
+        result: Any = _reply_of(answer)
         if answer.error is not None:
             result = self._backend.prepare_exception(answer.error)
         meta = self._backend._get_result_meta(
@@ -122,7 +123,7 @@ class Answers:
         return Context(
             {
                 **{name: value for name, value in job.headers.items() if _is_plain(name)},
-                **{key: job.embed.get(key) for key in ("callbacks", "errbacks", "chain", "chord")},
+                **_canvas_of(job),
                 "delivery_info": job.properties.get("delivery_info") or {},
                 "correlation_id": job.properties.get("correlation_id"),
                 "reply_to": job.properties.get("reply_to"),
@@ -130,6 +131,30 @@ class Answers:
                 "fleet": dict(answer.about),
             }
         )
+
+
+def _reply_of(answer: Answer) -> Mapping[str, Any] | None:
+    """Return the outputs in the form in which the job's app can read them."""
+    if answer.job.in_json and answer.outputs is not None:
+        return JsonReply.of(answer.outputs)
+    return answer.outputs
+
+
+def _canvas_of(job: Job) -> dict[str, Any]:
+    """Return what Celery calls when the job ends, told in the form in which the job came."""
+    canvas = {part: job.embed.get(part) for part in CANVAS}
+    if not job.in_json:
+        return canvas
+    for part, called in canvas.items():
+        if isinstance(called, list | tuple):
+            canvas[part] = [_sent_as_json(signature) for signature in called]
+        elif called:
+            canvas[part] = _sent_as_json(called)
+    return canvas
+
+
+def _sent_as_json(signature: Mapping[str, Any]) -> dict[str, Any]:
+    return {**signature, "options": {"serializer": "json", **(signature.get("options") or {})}}
 
 
 def _is_plain(name: object) -> bool:
@@ -155,6 +180,6 @@ def register_infer(app: Celery) -> None:
         def run(self, *args: Any, **kwargs: Any) -> Any:
             if self.outcome.error is not None:
                 raise self.outcome.error
-            return self.outcome.outputs
+            return _reply_of(self.outcome)
 
     app.register_task(Infer())

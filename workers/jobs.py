@@ -20,19 +20,23 @@ from producer.contract.errors import (
     UnknownModel,
 )
 from producer.contract.message import Message, from_fields
-from producer.contract.names import INFER_TASK, model_of
+from producer.contract.names import INFER_TASK, model_of, shadow_of
 from producer.contract.wire import CONTENT_TYPE
 from workers.delivery.ledger import Entry
 from workers.runner import ModelRunner, Prepared
 
 #: What a body may be packed as; pickle is never among them.
-_ACCEPTED: Final = frozenset({CONTENT_TYPE, "application/json"})
+_JSON: Final = "application/json"
+_ACCEPTED: Final = frozenset({CONTENT_TYPE, _JSON})
+
+#: What a body may be encoded as; Python knows codecs that unpack a byte into a thousand.
+_ENCODINGS: Final = frozenset({"binary", "utf-8", "us-ascii"})
 
 #: JSON takes up to fifty times its size while it is read, and this much of it a second or so.
 _MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 
 #: What a message says when it carries work for Celery's own tracer.
-_CANVAS: Final = ("callbacks", "errbacks", "chain", "chord")
+CANVAS: Final = ("callbacks", "errbacks", "chain", "chord")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -52,11 +56,13 @@ class Job:
     fault: FleetError | None = None
     #: Starts before this one.
     starts: int = 0
+    #: Whether it came in JSON, as from a stock app: then its reply and its callbacks are JSON too.
+    in_json: bool = False
 
     @property
     def has_canvas(self) -> bool:
         """Whether something must happen in Celery's name when this job ends."""
-        return any(self.embed.get(part) for part in _CANVAS)
+        return any(self.embed.get(part) for part in CANVAS)
 
     @property
     def stamps(self) -> tuple[tuple[str, str], ...]:
@@ -104,7 +110,7 @@ def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unread
     message: Message | None = None
     try:
         message = from_fields(entry.fields)
-        job = _decode(entry, message)
+        job = _decode(entry, message, queue=queue)
     except BadMessage as error:
         client = message.headers.get("fleet_reply_to") if message else None
         return Unreadable(
@@ -148,8 +154,8 @@ def expired(job: Job, *, now_unix_s: float) -> Expired | None:
     return Expired(f"The job expired at {moment.isoformat()}, before it was started.")
 
 
-def _decode(entry: Entry, message: Message) -> Job:
-    job_id = entry.job_id
+def _decode(entry: Entry, message: Message, *, queue: str) -> Job:
+    job_id, model = entry.job_id, model_of(queue)
     if job_id is None:
         raise BadMessage("The entry has no job id.")
     if message.headers.get("task") != INFER_TASK:
@@ -159,7 +165,11 @@ def _decode(entry: Entry, message: Message) -> Job:
             f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
             f"{CONTENT_TYPE} or application/json."
         )
-    if message.content_type != CONTENT_TYPE and len(message.body) > _MAX_JSON_BYTES:
+    if message.content_encoding.lower() not in _ENCODINGS:
+        raise BadMessage(
+            f"Content encoding {message.content_encoding[:80]!r} is not accepted; send utf-8."
+        )
+    if message.content_type == _JSON and len(message.body) > _MAX_JSON_BYTES:
         raise BadMessage(
             f"The JSON body has {len(message.body):,} bytes; at most {_MAX_JSON_BYTES:,} are read. "
             f"Send arrays as {CONTENT_TYPE}."
@@ -179,11 +189,12 @@ def _decode(entry: Entry, message: Message) -> Job:
     return Job(
         entry=entry,
         job_id=job_id,
-        headers=message.headers,
+        headers={**message.headers, "shadow": message.headers.get("shadow") or shadow_of(model)},
         properties=message.properties,
         args=args,
         kwargs=kwargs,
         embed=embed or {},
+        in_json=message.content_type == _JSON,
     )
 
 

@@ -1,4 +1,5 @@
-"""The parent's side of delivery: renew, release, take over, move what is due, publish the status.
+"""The parent's side of delivery: renew, release, take over, move what is due and what stock apps
+put into lists, publish the status.
 
 One thread with a Redis connection of its own, because Celery's loop stands still while it
 reconnects and does not run while the worker shuts down.
@@ -20,6 +21,7 @@ import redis
 
 from producer.contract.names import Keys, queue_of
 from workers.delivery import ledger as delivery
+from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
 from workers.delivery.scripts import send
 from workers.processes import Cause, Death
@@ -30,6 +32,8 @@ _TICK_S: Final = 0.25
 _STATUS_EVERY_S: Final = 2.0
 _STATUS_LIFE_S: Final = 15
 _MOVE_DUE_EVERY_S: Final = 1.0
+#: How often the lists of stock apps are looked into while Redis is in trouble; else at every tick.
+_MOVE_LISTS_EVERY_S: Final = 1.0
 #: A model stays known this long after its last worker, so that its queue may wait for the next
 #: one.
 _MODEL_LIFE_S: Final = 86_400
@@ -92,17 +96,20 @@ class Keeper(threading.Thread):
         self._models = tuple(models)
         self._queues = [queue_of(model) for model in models]
         self._claim_ttl_s, self._consumers, self._status = claim_ttl_s, consumers, status
+        self._bridge = Bridge(client=client, keys=keys, queues=self._queues)
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._unreleased: list[Death] = []
         self._stopping = threading.Event()
         now_s = time.monotonic()
         self._hold_off = HoldOff.begin(claim_ttl_s=claim_ttl_s, now_s=now_s)
-        self._due_at_s = {self._renew: now_s, self._publish: now_s, self._move_due: now_s}
+        at_once = (self._renew, self._publish, self._move_due, self._move_lists)
+        self._due_at_s = dict.fromkeys(at_once, now_s)
         self._due_at_s[self._take_over] = now_s + claim_ttl_s
         self._every_s = {
             self._renew: claim_ttl_s / 3,
             self._publish: _STATUS_EVERY_S,
             self._move_due: _MOVE_DUE_EVERY_S,
+            self._move_lists: _MOVE_LISTS_EVERY_S,
             self._take_over: min(claim_ttl_s / 3, 2.0),
         }
 
@@ -127,7 +134,8 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             self._turn(time.monotonic())
-            self._stopping.wait(_TICK_S)
+            until_due_s = min(self._due_at_s.values()) - time.monotonic()
+            self._stopping.wait(max(0.0, min(_TICK_S, until_due_s)))
         self._guard(self._release_dead)
         self._guard(self._sign_off)
 
@@ -200,6 +208,11 @@ class Keeper(threading.Thread):
             delivery.move_due(self._keys, name, now_unix_s=now_unix_s) for name in self._queues
         ]
         send(self._client, *calls)
+
+    def _move_lists(self) -> None:
+        """Move a bounded part of what stock apps sent: what else is due comes between the parts."""
+        more = self._bridge.move()
+        self._due_at_s[self._move_lists] = time.monotonic() + (0.0 if more else _TICK_S)
 
     def _publish(self) -> None:
         now_unix_s = time.time()

@@ -19,6 +19,10 @@ GROUP: Final = "fleet"
 #: The consumer that holds entries which were given back and wait to be claimed again.
 FREE: Final = "free"
 
+#: What kombu puts behind a queue's name for the lists of its other priorities; 0, the first that it
+#: reads, is the name alone.
+_LIST_SUFFIXES: Final = ("", *(f"\x06\x16{number}" for number in (3, 6, 9)))
+
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -37,13 +41,15 @@ PRIORITIES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 class Field(enum.StrEnum):
     """The fields of a stream entry, in the order they are written.
 
-    A script reads ``ID`` and ``ROWS`` without opening the other two.
+    A script reads ``ID`` and ``ROWS`` without opening the others.
     """
 
     ID = "id"
     ROWS = "rows"
     ENVELOPE = "env"
     BODY = "body"
+    #: In place of the two before: a whole message as a stock app put it into a list.
+    RAW = "raw"
 
 
 def is_model_name(name: object) -> bool:
@@ -61,6 +67,11 @@ def model_of(queue: str) -> str:
     return queue.removeprefix(QUEUE_PREFIX)
 
 
+def shadow_of(model: str) -> str:
+    """Return the name under which Flower and logs show the jobs of ``model``."""
+    return f"{INFER_TASK}.{model}"
+
+
 def is_stream_queue(queue: object) -> bool:
     """Return whether ``queue`` is one of ours, and therefore a stream."""
     return isinstance(queue, str) and queue.startswith(QUEUE_PREFIX)
@@ -73,6 +84,7 @@ class Keys:
     | key | type | holds |
     |---|---|---|
     | ``stream(queue, priority)`` | stream | the jobs that wait or are claimed |
+    | ``lists(queue)`` | lists | messages of stock Celery apps, until a worker moves them |
     | ``journal(queue)`` | hash | jobs begun and not ended: ``stream entry starts why consumer`` |
     | ``dead(queue)`` | stream | dead letters with their reason and the original entry |
     | ``delayed(queue)`` | sorted set | packed entries by the time they are due |
@@ -95,6 +107,10 @@ class Keys:
     def streams(self, queue: str) -> tuple[str, ...]:
         """Return the queue's streams from the first claimed to the last."""
         return tuple(self.stream(queue, priority) for priority in PRIORITIES)
+
+    def lists(self, queue: str) -> tuple[str, ...]:
+        """Return where a stock app puts its messages, from the first read to the last."""
+        return tuple(f"{self.prefix}{queue}{suffix}" for suffix in _LIST_SUFFIXES)
 
     def journal(self, queue: str) -> str:
         return f"{self.prefix}fleet:journal:{queue}"

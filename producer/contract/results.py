@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -105,6 +105,33 @@ def _is_error(data: Any) -> bool:
     return isinstance(state, str) and state in states.EXCEPTION_STATES
 
 
+class JsonReply(dict[str, Any]):
+    """A reply to a job that came in JSON; whatever is packed with it is packed as JSON."""
+
+    @classmethod
+    def of(cls, outputs: Mapping[str, Any]) -> JsonReply:
+        """Return ``outputs`` with lists of numbers in place of arrays."""
+        return cls({name: _without_arrays(value) for name, value in outputs.items()})
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: _without_arrays(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(each) for each in value]
+    return value
+
+
+def _is_json(data: Any) -> bool:
+    """Return whether ``data``, a result or a chord's part of one, is for an app that reads JSON."""
+    result = data.get("result") if isinstance(data, dict) else None
+    if isinstance(data, list) and len(data) == 4:
+        result = data[3]
+    return isinstance(result, JsonReply)
+
+
 def _ids_of(result: Any) -> list[str]:
     """Return the ids that are still awaited, of a result or of the members of a group."""
     members = getattr(result, "results", None)
@@ -149,7 +176,8 @@ class ReadingBackend(celery_redis.RedisBackend):
             cls = getattr(errors, str(exc.get("exc_type")), errors.FleetError)
             if isinstance(cls, type) and issubclass(cls, errors.FleetError):
                 message = exc.get("exc_message") or ()
-                return cls(*message) if isinstance(message, list | tuple) else cls(message)
+                told = message if isinstance(message, list | tuple) else [message]
+                return cls(*(str(text).removeprefix(f"{cls.code}: ") for text in told))
         return super().exception_to_python(exc)
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **options: Any) -> None:
@@ -196,7 +224,15 @@ class FleetBackend(ReadingBackend):
     def _encode(self, data: Any) -> Any:
         # What an error ends is often another app's: the next step of its chain, the body of its
         # chord. JSON is what that app's own backend reads.
-        return dumps(data, serializer="json" if _is_error(data) else self.serializer)
+        as_json = _is_error(data) or _is_json(data)
+        return dumps(data, serializer="json" if as_json else self.serializer)
+
+    def prepare_exception(self, exc: Any, serializer: str | None = None) -> Any:
+        """Put the code before an error's text: a stock app knows nothing of our classes."""
+        told = super().prepare_exception(exc, serializer)
+        if isinstance(exc, errors.FleetError):
+            told["exc_message"] = [f"{exc.code}: {exc}"]
+        return told
 
     def _set(self, key: Any, value: Any, expires: int | None = None) -> None:
         # A plain pipeline, where Celery's own has MULTI: a full Redis may refuse that.

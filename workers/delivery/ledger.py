@@ -85,8 +85,8 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """The size of the body."""
-        return len(self.fields.get(Field.BODY.encode(), b""))
+        """The size of the body, or of the whole message where it came through a list."""
+        return len(self.fields.get(Field.BODY.encode()) or self.fields.get(Field.RAW.encode(), b""))
 
     @property
     def added_unix_s(self) -> float:

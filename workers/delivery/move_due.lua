@@ -15,6 +15,13 @@ for _, member in ipairs(due) do
   for i = 3, #ARGV do
     if ARGV[i] == packed.priority then stream = KEYS[i - 1] end
   end
-  redis.call('XADD', stream, '*', 'id', packed.id, 'rows', packed.rows, 'env', packed.env, 'body', packed.body)
+  local fields = {}
+  for _, name in ipairs({'id', 'rows', 'env', 'body', 'raw'}) do
+    if packed[name] then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = packed[name]
+    end
+  end
+  redis.call('XADD', stream, '*', unpack(fields))
 end
 return #due

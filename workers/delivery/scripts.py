@@ -43,6 +43,7 @@ RENEW: Final = _read("renew")
 TAKE_OVER: Final = _read("take_over")
 MOVE_DUE: Final = _read("move_due")
 GROUPS: Final = _read("groups")
+BRIDGE: Final = _read("bridge")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
