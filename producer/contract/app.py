@@ -6,6 +6,7 @@ import functools
 from typing import Any, Final
 
 from celery import Celery
+from celery.app.control import Control
 from kombu.transport import TRANSPORT_ALIASES
 
 from producer.contract import wire
@@ -30,8 +31,22 @@ def register_transport() -> None:
     TRANSPORT_ALIASES.update(_ALIASES)
 
 
+class FleetControl(Control):
+    """Remote control in JSON, which every worker and every app on the same Redis reads.
+
+    Celery takes the format of tasks: a stock worker that starts asks all others for their news, and
+    an answer in our format would end it.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(app)
+        self.mailbox.serializer = "json"
+
+
 class FleetApp(Celery):
     """A Celery application whose broker, results and settings are the fleet's."""
+
+    control_cls = FleetControl
 
     #: What the environment says is read when this is first used, not when the app is made.
     given_settings: Settings | None = None

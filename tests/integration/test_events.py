@@ -156,6 +156,25 @@ def test_monitors_see_models_and_states(infer: Infer, listener: Listener) -> Non
     assert task.runtime is not None
 
 
+def test_a_job_of_a_stock_app_is_shown_under_its_model(
+    listener: Listener, server: TestServer, worker: Worker
+) -> None:
+    with Celery(broker=server.url, set_as_current=False) as stock:
+        job = stock.send_task(
+            "fleet.infer", args=[MODEL, {"x": [[0, SECRET, 0]]}], queue=f"fleet.{MODEL}"
+        )
+        wait_until(lambda: len(listener.of(job.id)) == 3, what="three events")
+
+    (received,) = (event for event in listener.of(job.id) if event["type"] == "task-received")
+    assert (received["name"], received["args"]) == (
+        "fleet.infer.scripted",
+        "('scripted', {x: list[1]})",
+    )
+    for value in (SECRET, 2 * SECRET):
+        assert f"{value:.4f}" not in repr(listener.events)
+        assert f"{value:.4f}" not in worker.log()
+
+
 def test_an_answer_after_a_lack_of_memory_is_told_as_a_retry(
     infer: Infer, listener: Listener
 ) -> None:
