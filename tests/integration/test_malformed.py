@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import random
 from collections.abc import Iterator
 from typing import Any, Final
@@ -186,6 +188,24 @@ def test_two_thousand_damaged_entries_each_end_as_an_answer_or_a_dead_letter(
     assert not unended
     # Otherwise they were not damaged enough, or too much.
     assert 500 < len(dead) < 1500
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "zlib", "bz2"])
+def test_only_text_is_decoded_for_a_few_bytes_could_unpack_to_gigabytes(
+    server: TestServer, encoding: str
+) -> None:
+    text = json.dumps([[MODEL, {"x": row(job=1).tolist()}], {}, {}]).encode()
+    body = text if encoding == "utf-8" else codecs.encode(text, encoding)
+
+    code = code_of(
+        server,
+        f"encoded-{encoding}",
+        body=body,
+        content_type="application/json",
+        content_encoding=encoding,
+    )
+
+    assert code == ("ok" if encoding == "utf-8" else "BAD_MESSAGE")
 
 
 def test_a_good_job_after_all_of_it_is_answered(server: TestServer) -> None:

@@ -56,6 +56,13 @@ def test_an_error_comes_back_as_its_class(
     assert result.state == (states.REVOKED if revoked else states.FAILURE)
 
 
+def test_an_errors_code_is_put_before_its_text_and_taken_off_again(app: FleetApp) -> None:
+    stored = app.backend.prepare_exception(errors.BadRequest("what to do"))
+
+    assert stored["exc_message"] == ["BAD_REQUEST: what to do"]
+    assert str(app.backend.exception_to_python(stored)) == "what to do"
+
+
 def test_an_error_that_this_version_does_not_know_is_still_ours(
     infer: Infer, app: FleetApp
 ) -> None:
