@@ -1,0 +1,102 @@
+"""The keeper's thread on a real server: a flood in one list delays nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from producer.contract.names import FREE, GROUP, Keys, Priority
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from workers.keeper import Keeper
+from workers.processes import Death
+
+pytestmark = pytest.mark.redis
+
+KEYS = Keys()
+CLAIM_TTL_S = 0.9
+FLOOD = 40_000
+
+
+@pytest.fixture
+def broker(client: redis.Redis) -> Iterator[redis.Redis]:
+    yield client
+    # Jobs are left unfinished here on purpose.
+    client.flushall()
+
+
+@pytest.fixture
+def keeper(broker: redis.Redis, server: TestServer) -> Iterator[Keeper]:
+    with server.client() as own:
+        made = Keeper(
+            client=own,
+            keys=KEYS,
+            node="keeper@test",
+            models=["flooded", "quiet"],
+            claim_ttl_s=CLAIM_TTL_S,
+            consumers=lambda: ["alive"],
+            status=dict,
+        )
+        made.prepare()
+        yield made
+        made.stop(10)
+
+
+def claim(broker: redis.Redis, consumer: str) -> None:
+    """Let ``consumer`` hold an entry of the quiet queue."""
+    stream = KEYS.stream("fleet.quiet", Priority.NORMAL)
+    broker.xadd(stream, {"id": consumer})
+    broker.xreadgroup(GROUP, consumer, {stream: ">"})
+
+
+def idle_s(broker: redis.Redis) -> dict[str, float]:
+    """Return how long ago each claim on the quiet queue was renewed."""
+    stream = KEYS.stream("fleet.quiet", Priority.NORMAL)
+    found: Any = broker.xpending_range(stream, GROUP, "-", "+", 10)
+    return {each["consumer"].decode(): each["time_since_delivered"] / 1000 for each in found}
+
+
+def test_a_flood_in_one_list_delays_no_renewal_and_no_release(
+    broker: redis.Redis, keeper: Keeper
+) -> None:
+    claim(broker, "alive")
+    claim(broker, "dead")
+    message = b'{"body": "%s", "headers": {"id": "j"}, "properties": {}}' % (b"A" * 500)
+    broker.lpush("fleet.flooded", *[message] * FLOOD)
+
+    keeper.start()
+    wait_until(lambda: broker.llen("fleet.flooded") < FLOOD, what="the first messages moved")
+    keeper.died(Death(consumer="dead", forgive=False))
+    seen = []
+    while left := broker.llen("fleet.flooded"):
+        seen.append((left, idle_s(broker)))
+
+    freed_at = next(left for left, idle in seen if FREE in idle)
+    longest_s = max(idle["alive"] for _, idle in seen)
+    print(f"{len(seen)} looks, longest without renewal {longest_s:.2f} s, freed at {freed_at}")
+    assert longest_s < CLAIM_TTL_S * 2 / 3
+    assert freed_at > FLOOD / 2
+    assert broker.xlen(KEYS.stream("fleet.flooded", Priority.NORMAL)) == FLOOD
+
+
+def test_a_look_into_empty_lists_is_no_script(broker: redis.Redis, keeper: Keeper) -> None:
+    keeper.start()
+    broker.lpush("fleet.quiet", b"junk")
+    wait_until(lambda: not broker.llen("fleet.quiet"), what="a message to be moved")
+    looks_before = calls(broker, "exists")
+    broker.config_resetstat()
+
+    wait_until(lambda: calls(broker, "exists") >= 8, what="some looks")
+
+    assert looks_before > 0
+    assert broker.xlen(KEYS.stream("fleet.quiet", Priority.NORMAL)) == 1
+    assert calls(broker, "type") == 0
+
+
+def calls(broker: redis.Redis, command: str) -> int:
+    """Return how often a command was called since the statistics were reset."""
+    about: Any = broker.info("commandstats").get(f"cmdstat_{command}", {})
+    return int(about.get("calls", 0))
