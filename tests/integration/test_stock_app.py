@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import redis
 from celery import Celery
 
 from producer.contract.names import Keys
-from tests.support.engines import Do
+from tests.support.engines import Do, starts
 from tests.support.servers import TestServer
 from tests.support.stock import Stock
 from tests.support.waiting import wait_until
@@ -29,11 +30,17 @@ NODE = "stock"
 
 
 @pytest.fixture(scope="module")
-def worker(server: TestServer) -> Iterator[Worker]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file in which the scripted engine notes every start."""
+    return tmp_path_factory.mktemp("starts") / "starts.log"
+
+
+@pytest.fixture(scope="module")
+def worker(server: TestServer, log: Path) -> Iterator[Worker]:
     with server.client() as client:
         client.flushall()
     with (
-        config_folder({MODEL: {**SCRIPTED, "options": {}}}) as config,
+        config_folder({MODEL: {**SCRIPTED, "options": {"log": str(log)}}}) as config,
         running_worker(server, config, node=NODE) as running,
     ):
         yield running
@@ -68,10 +75,10 @@ def app(server: TestServer) -> Iterator[Celery]:
         yield own
 
 
-def send(app: Celery, *values: float, **options: Any) -> str:
+def send(app: Celery, *values: float, model: str = MODEL, **options: Any) -> str:
     """Send a job as a stock app does; return its id."""
-    args = [MODEL, {"x": [list(values)]}]
-    return str(app.send_task("fleet.infer", args=args, queue=QUEUE, **options).id)
+    args = [model, {"x": [list(values)]}]
+    return str(app.send_task("fleet.infer", args=args, queue=f"fleet.{model}", **options).id)
 
 
 def meta_of(broker: redis.Redis, job_id: str, timeout_s: float = 20) -> dict[str, Any]:
@@ -125,17 +132,16 @@ def test_a_job_that_follows_a_job_is_answered_in_json_too(worker: Worker, stock:
 def test_jobs_that_wait_before_the_first_worker_starts_are_answered(
     server: TestServer, app: Celery, broker: redis.Redis
 ) -> None:
-    broker.flushall()
-    jobs = [send(app, 0, number, 0, priority=number % 10) for number in range(30)]
+    jobs = [send(app, 0, number, 0, model="late", priority=number % 10) for number in range(30)]
 
     with (
-        config_folder({MODEL: {**SCRIPTED, "options": {}}}) as config,
+        config_folder({"late": {**SCRIPTED, "options": {}}}) as config,
         running_worker(server, config, node="late"),
     ):
         answers = [meta_of(broker, job)["result"]["y"][0][1] for job in jobs]
 
     assert answers == [2 * number for number in range(30)]
-    assert not broker.exists(*KEYS.lists(QUEUE))
+    assert not broker.exists(*KEYS.lists("fleet.late"))
 
 
 def test_a_job_waits_at_most_about_half_a_second_for_an_idle_worker(
@@ -198,6 +204,35 @@ def test_a_job_that_runs_is_active_under_the_name_of_its_model(
     (running,) = replies[f"{NODE}@test"]
     assert (running["id"], running["name"]) == (job, "fleet.infer.scripted")
     meta_of(broker, job)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("ping", "stats", "conf", "report", "registered", "clock", "revoked"),
+        *("active", "reserved", "scheduled", "active_queues"),
+    ],
+)
+def test_what_a_stock_app_asks_a_fleet_worker_is_answered_in_json(
+    worker: Worker, app: Celery, command: str
+) -> None:
+    inspect = app.control.inspect(destination=[f"{NODE}@test"], limit=1, timeout=5)
+
+    assert inspect._request(command).keys() == {f"{NODE}@test"}
+
+
+def test_a_message_that_was_sent_twice_runs_once(
+    worker: Worker, app: Celery, broker: redis.Redis, log: Path
+) -> None:
+    app.send_task("fleet.infer", args=[MODEL, {"x": [[0, 0, 71]]}], queue="elsewhere", task_id="71")
+    sent: Any = broker.rpop("elsewhere")
+
+    broker.lpush(QUEUE, sent, sent)
+    meta_of(broker, "71")
+    broker.lpush(QUEUE, sent)
+    meta_of(broker, send(app, 0, 0, 72))
+
+    assert starts(log) == {71: 1, 72: 1}
 
 
 def test_no_other_list_is_read(worker: Worker, app: Celery, broker: redis.Redis) -> None:
