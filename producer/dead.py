@@ -14,7 +14,7 @@ import redis
 
 from producer.contract.errors import BadMessage
 from producer.contract.message import from_fields
-from producer.contract.names import Keys, model_of
+from producer.contract.names import Field, Keys, model_of
 
 _LETTERS: Final = Path(__file__).with_name("letters.lua").read_text(encoding="utf-8")
 _READ_AT_ONCE: Final = 100
@@ -58,9 +58,13 @@ class DeadLetter:
 
     def _sender(self) -> dict[str, Any]:
         """Return what the envelope says of who sent the job and what its arguments looked like."""
+        fields = {b"env": self.envelope}
+        if Field.BODY in self.sizes_bytes:
+            fields[b"body"] = b""
+        if Field.RAW in self.sizes_bytes:
+            fields = {b"raw": self.envelope}
         try:
-            body = {b"body": b""} if "body" in self.sizes_bytes else {}
-            headers = from_fields({b"env": self.envelope, **body}).headers
+            headers = from_fields(fields).headers
         except BadMessage:
             return {"readable": False}
         said = {name: headers.get(name) for name in ("origin", "argsrepr", "task")}

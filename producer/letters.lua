@@ -8,6 +8,13 @@
 -- One by one: large bodies, a hundred at a time, would be more than a script should hold.
 local from, out = ARGV[1], {}
 
+-- A message that came through a list, without its body where that comes first, as kombu writes it.
+local function without_body(raw)
+  local _, open = string.find(raw, '^{"body": ?"')
+  local close = open and string.find(raw, '"', open + 1, true)
+  return close and '{"body":""' .. string.sub(raw, close + 1) or ''
+end
+
 for _ = 1, tonumber(ARGV[3]) do
   local letter = redis.call('XRANGE', KEYS[1], from, ARGV[2], 'COUNT', 1)[1]
   if not letter then break end
@@ -19,6 +26,7 @@ for _ = 1, tonumber(ARGV[3]) do
       sizes[#sizes + 1] = original
       sizes[#sizes + 1] = #value
       if original == 'env' then envelope = value end
+      if original == 'raw' then envelope = without_body(value) end
     else
       about[#about + 1] = name
       about[#about + 1] = value

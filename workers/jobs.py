@@ -165,6 +165,10 @@ def _decode(entry: Entry, message: Message, *, queue: str) -> Job:
             f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
             f"{CONTENT_TYPE} or application/json."
         )
+    if message.headers.get("compression"):
+        raise BadMessage(
+            "The body is compressed, which is not accepted; turn task_compression off."
+        )
     if message.content_encoding.lower() not in _ENCODINGS:
         raise BadMessage(
             f"Content encoding {message.content_encoding[:80]!r} is not accepted; send utf-8."

@@ -114,8 +114,6 @@ def _of_a_list(raw: bytes) -> tuple[Any, Any, Any, Any, bytes]:
         raise BadMessage(f"The message has no {missing.args[0]!r:.40}.") from None
     except Exception as error:  # noqa: BLE001 - whatever the bytes are, they are unreadable
         raise BadMessage(f"The message cannot be read: {type(error).__name__}.") from None
-    if "compression" in headers:
-        raise BadMessage("The message's body is compressed; turn task_compression off.")
     for name in _ARGUMENTS_SHOWN:
         headers.pop(name, None)
     return content_type, content_encoding, headers, properties, _decoded(body, properties)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from producer.contract.errors import BadMessage
 from producer.contract.message import MAX_LIST_ENVELOPE_BYTES, from_fields
 from producer.contract.names import FREE, GROUP, Keys, Priority
+from tests.support.servers import TestServer
 from workers.delivery import ledger as delivery
 from workers.delivery.bridge import Bridge, Moved, bridge
 from workers.delivery.ledger import Ledger, Wish
@@ -37,7 +38,7 @@ BODY = "W10="
 
 @pytest.fixture
 def broker(client: redis.Redis) -> Iterator[redis.Redis]:
-    delivery.ensure_groups(client, KEYS, [QUEUE])
+    send(client, delivery.ensure_groups(KEYS, [QUEUE]))
     yield client
     # Jobs are left unfinished here on purpose.
     client.flushall()
@@ -85,7 +86,9 @@ def test_a_message_is_moved_as_it_came(broker: redis.Redis) -> None:
     assert not broker.exists(*KEYS.lists(QUEUE))
 
 
-def test_what_celery_itself_sends_is_found_and_read(broker: redis.Redis, server: Any) -> None:
+def test_what_celery_itself_sends_is_found_and_read(
+    broker: redis.Redis, server: TestServer
+) -> None:
     with Celery(broker=server.url, set_as_current=False) as stock:
         for number in (0, 2, 3, 5, 9):
             stock.send_task("fleet.infer", queue=QUEUE, task_id=f"p{number}", priority=number)
@@ -328,14 +331,17 @@ def test_messages_are_moved_on_a_full_server(broker: redis.Redis) -> None:
     assert sorted(fields[b"id"] for fields in entries(broker)) == [b"later", b"now"]
 
 
-def test_a_prefix_is_before_every_key(broker: redis.Redis) -> None:
-    keys = Keys(prefix="team:")
-    broker.lpush("team:fleet.m", message("ours"))
+def test_a_prefix_is_before_every_key(broker: redis.Redis, server: TestServer) -> None:
+    with Celery(broker=server.url, set_as_current=False) as stock:
+        stock.conf.broker_transport_options = {"global_keyprefix": "team:"}
+        for number in (0, 9):
+            stock.send_task("fleet.infer", queue=QUEUE, priority=number)
     push(broker, message("theirs"))
 
-    assert move(broker, keys=keys).messages == 1
+    assert move(broker, keys=Keys(prefix="team:")).messages == 2
 
     assert len(entries(broker, "team:fleet:stream:fleet.m:normal")) == 1
+    assert len(entries(broker, "team:fleet:stream:fleet.m:low")) == 1
     assert waiting(broker) == 1
 
 

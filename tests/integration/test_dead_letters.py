@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from celery.result import AsyncResult
+from celery.utils.nodenames import anon_nodename
 from click.testing import CliRunner, Result
 
 from producer.cli import cli
@@ -92,6 +94,23 @@ def test_a_dead_letter_says_why_and_not_what(
     assert poison.id in table.output
     for said in (json.dumps(listed), shown.output, table.output):
         assert "canary" not in said
+
+
+def test_a_dead_letter_of_a_stock_app_says_who_sent_it_and_not_what(
+    server: TestServer, client: redis.Redis, config: Path
+) -> None:
+    with Celery(broker=server.url, set_as_current=False) as stock:
+        args = [MODEL, {"x": "secret canary"}]
+        stock.send_task("fleet.infer", args=args, queue=QUEUE, task_id="j", compression="gzip")
+    with running_worker(server, config):
+        wait_letters(client, 1)
+
+    (letter,) = json.loads(fleet_command(server, "dead", "list", "--json").output)
+
+    assert (letter["job_id"], letter["code"], letter["readable"]) == ("j", "BAD_MESSAGE", True)
+    assert letter["origin"] == anon_nodename()
+    assert letter["sizes_bytes"].keys() == {"id", "rows", "raw"}
+    assert "canary" not in json.dumps(letter)
 
 
 def test_a_requeued_job_is_answered_once_its_cause_is_gone(

@@ -12,7 +12,7 @@ from producer.contract.names import FREE, GROUP, Keys, Priority
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from workers.keeper import Keeper
-from workers.processes import Death
+from workers.processes import Cause, Death
 
 pytestmark = pytest.mark.redis
 
@@ -69,7 +69,7 @@ def test_a_flood_in_one_list_delays_no_renewal_and_no_release(
 
     keeper.start()
     wait_until(lambda: broker.llen("fleet.flooded") < FLOOD, what="the first messages moved")
-    keeper.died(Death(consumer="dead", forgive=False))
+    keeper.died(Death(consumer="dead", cause=Cause.DIED))
     seen = []
     while left := broker.llen("fleet.flooded"):
         seen.append((left, idle_s(broker)))
