@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from types import FrameType
 from typing import Any, Final
@@ -44,6 +45,7 @@ class InstancePool(BasePool):
         self.models: tuple[str, ...] = tuple(self.app.conf.fleet_models)
         self._began_unix_s = time.time()
         self._drain_deadline_s: float | None = None
+        self._drain_began = threading.Event()
         self._rates = Rates()
         least, self.limit = self.app.conf.fleet_bounds
         self.processes = Processes(
@@ -85,6 +87,7 @@ class InstancePool(BasePool):
     def on_start(self) -> None:
         """Start every instance before the first job can reach any."""
         self._take_signals()
+        threading.Thread(target=self._enforce_grace, daemon=True, name="grace").start()
         self.keeper.prepare()
         self.keeper.start()
         self.processes.start()
@@ -180,9 +183,22 @@ class InstancePool(BasePool):
         """Claim nothing more; the grace time runs from the first call."""
         if self._drain_deadline_s is None:
             self._drain_deadline_s = time.monotonic() + self.settings.grace_s
+            self._drain_began.set()
             self.scaler.stop()
             logger.info("pool.drain", extra={"grace_s": self.settings.grace_s})
             self.processes.drain()
+
+    def _enforce_grace(self) -> None:
+        """End everything when the grace is over, whatever the main thread waits for.
+
+        Celery says goodbye to the broker before it stops the pool; where that stands still, it
+        waits for it.
+        """
+        self._drain_began.wait()
+        time.sleep(max(0.0, (self._drain_deadline_s or 0.0) - time.monotonic()))
+        self._end_now()
+        self.keeper.stop(_LAST_RELEASE_S)
+        os._exit(0)
 
     def _end_now(self) -> None:
         self.processes.kill()

@@ -230,7 +230,8 @@ class FleetBackend(ReadingBackend):
     def prepare_exception(self, exc: Any, serializer: str | None = None) -> Any:
         """Put the code before an error's text: a stock app knows nothing of our classes."""
         told = super().prepare_exception(exc, serializer)
-        if isinstance(exc, errors.FleetError):
+        # For a pickle, which Celery asks for when its own machinery fails, it stays an exception.
+        if isinstance(exc, errors.FleetError) and isinstance(told, dict):
             told["exc_message"] = [f"{exc.code}: {exc}"]
         return told
 

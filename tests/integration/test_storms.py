@@ -205,6 +205,20 @@ def test_every_signal_that_asks_to_end_is_a_drain_with_exit_0(
         assert job.reply(5).attempts == 1
 
 
+def test_the_grace_holds_while_the_server_stands_still(server: TestServer, config: Path) -> None:
+    with running_worker(server, config, environ={"FLEET_GRACE_S": "3"}) as worker:
+        server.freeze()
+        try:
+            began_s = time.monotonic()
+            status = worker.stop()
+            took_s = time.monotonic() - began_s
+        finally:
+            server.thaw()
+
+    assert status == 0
+    assert took_s < 3 + 5
+
+
 def test_a_signal_while_instances_are_started_waits_for_none_of_them(
     server: TestServer, log: Path
 ) -> None:
