@@ -3,127 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import queue
 import threading
-import time
 import uuid
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
+from typing import Any, Final, NamedTuple
 
 from celery.result import AsyncResult
 
+from producer.collecting import Strangers, as_completed
 from producer.contract.app import make_app
 from producer.contract.call import parse_call
 from producer.contract.cancel import cancel_command
-from producer.contract.errors import JobTimeout
 from producer.contract.names import Priority, shadow_of
+from producer.contract.patience import Patience
 from producer.contract.settings import Settings
 from producer.envelope import Submission
-from producer.inbox import FENCE_AFTER_S, Inbox
-from producer.replies import Outcome, Reply, outcome_of
+from producer.inbox import Inbox
+from producer.job import Job
+from producer.replies import Reply
 from producer.tasks import priority_and_number, register
 
 __all__ = ["Client", "Job", "Reply"]
-
-logger = logging.getLogger(__name__)
 
 #: submit_many sends this many jobs, or this many bytes, in one round trip.
 _SEND_AT_ONCE: Final = 128
 _SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
-#: How often results are looked for that nobody tells us of.
-_LOOK_FIRST_S: Final = 0.005
-_LOOK_LAST_S: Final = 0.05
 
+class _Packed(NamedTuple):
+    """A job and the Redis command that sends it."""
 
-class Job:
-    """A job that was sent. ``await`` it, or ask for its ``reply()``."""
-
-    def __init__(self, job_id: str, client: Client) -> None:
-        self.id = job_id
-        #: When it was made, in monotonic time.
-        self.awaited_since_s = time.monotonic()
-        self._client = client
-        self._outcome: Outcome | None = None
-        self._on_done: list[Callable[[Job], object]] = []
-
-    def __repr__(self) -> str:
-        return f"Job({self.id!r}, {'done' if self.done else 'waiting'})"
-
-    @property
-    def done(self) -> bool:
-        """Whether the reply, or the error, is here."""
-        return self._outcome is not None
-
-    def reply(self, timeout_s: float | None = None) -> Reply:
-        """Wait for the reply; raises the error the job ended with, or JobTimeout."""
-        if self._outcome is None:
-            arrived = threading.Event()
-            self.when_done(lambda _: arrived.set())
-            if not arrived.wait(timeout_s):
-                raise JobTimeout(
-                    f"Job {self.id} has no reply after {timeout_s} s. It is still queued or "
-                    "running: ask again, or cancel() it."
-                )
-        return self._result()
-
-    def cancel(self) -> None:
-        """Ask that the job is not started; see ``Client.cancel``."""
-        self._client.cancel(self.id)
-
-    def __await__(self) -> Generator[Any, None, Reply]:
-        if self._outcome is None:
-            loop = asyncio.get_running_loop()
-            arrived = loop.create_future()
-
-            def tell(_: Job) -> None:
-                # The loop may be closed by now, and then nobody waits.
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(_wake, arrived)
-
-            self.when_done(tell)
-            yield from arrived
-        return self._result()
-
-    def when_done(self, call: Callable[[Job], object]) -> None:
-        """Call ``call(job)`` when the outcome is here: now, or later in the inbox's thread.
-
-        What it raises later is logged.
-        """
-        with self._client.lock:
-            if self._outcome is None:
-                self._on_done.append(call)
-                return
-        call(self)
-
-    def settle(self, meta: dict[str, Any] | BaseException) -> None:
-        """Take the decoded result, or why there is none. The first outcome stays."""
-        outcome = outcome_of(meta) if isinstance(meta, dict) else meta
-        with self._client.lock:
-            if self._outcome is not None:
-                return
-            self._outcome = outcome
-            calls, self._on_done = self._on_done, []
-        for call in calls:
-            try:
-                call(self)
-            except BaseException:  # All other jobs wait for this thread.
-                logger.exception("job.callback_failed", extra={"job_id": self.id})
-
-    def _result(self) -> Reply:
-        if isinstance(self._outcome, Reply):
-            return self._outcome
-        assert self._outcome is not None
-        # The same error may be raised many times; it must not drag all tracebacks along.
-        raise self._outcome.with_traceback(None)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    job: Job
+    command: list[Any]
 
 
 class Client:
@@ -148,9 +61,18 @@ class Client:
         """Guards the outcomes of this client's jobs."""
         return self._inbox.lock
 
+    @property
+    def reply_timeout_s(self) -> float:
+        """How long a reply is waited for where the caller does not say."""
+        return self._settings.reply_timeout_s
+
     def close(self) -> None:
-        """Stop receiving. Jobs without a reply get none any more."""
-        self._inbox.stop()
+        """Stop receiving. Who still waits for a reply gets JobTimeout now; the job is not stopped.
+
+        Nothing of the client is left in Redis a moment later: no connection and no channel. What
+        was answered and not read stays for ``result_ttl_s``.
+        """
+        self._inbox.abandon()
         self._infer.publisher.close()
 
     def submit(
@@ -166,9 +88,8 @@ class Client:
 
         Sent again after its reply was read, it ends with BadRequest: that reply is gone.
         """
-        (job,) = self._submit(
-            model, [inputs], priority=priority, expires_s=expires_s, job_id=job_id
-        )
+        ids = None if job_id is None else [job_id]
+        (job,) = self._submit(model, [inputs], ids, priority=priority, expires_s=expires_s)
         return job
 
     def submit_many(
@@ -178,22 +99,27 @@ class Client:
         *,
         priority: str = Priority.NORMAL,
         expires_s: float | None = None,
+        job_ids: Iterable[str] | None = None,
     ) -> list[Job]:
-        """Send a job for each of ``many`` inputs, many in one round trip."""
-        return self._submit(model, many, priority=priority, expires_s=expires_s, job_id=None)
+        """Send a job for each of ``many`` inputs, many in one round trip.
+
+        When it raises, over a bad input or over Redis, the exception has the jobs that were
+        accepted before in its attribute ``jobs``. Others may have been accepted when the connection
+        was lost: sent again under the same ids they run once, so give ``job_ids``, one for each
+        input, if that matters.
+        """
+        return self._submit(model, many, job_ids, priority=priority, expires_s=expires_s)
 
     async def infer(
         self, model: str, inputs: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> Reply:
-        """Send one job and await its reply, without blocking the event loop."""
+        """Send one job and await its reply, without blocking the event loop.
+
+        Raises what `submit` and `Job.reply` raise; ``timeout_s`` means the same as there.
+        """
+        patience = Patience(timeout_s, self.reply_timeout_s)
         job = await asyncio.to_thread(self.submit, model, inputs)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await job
-        except TimeoutError as error:
-            if isinstance(error, JobTimeout):
-                raise
-            raise JobTimeout(f"Job {job.id} has no reply after {timeout_s} s.") from None
+        return await job.reply_within(patience)
 
     def cancel(self, job_id: str) -> None:
         """Ask that a job is not started; no worker has to run for that.
@@ -209,79 +135,48 @@ class Client:
     ) -> Iterator[Job]:
         """Yield jobs as their replies arrive; also for results of ``infer.delay()``, and for ids.
 
-        Raises JobTimeout when some are missing after ``timeout_s``.
+        Raises JobTimeout when some are missing after ``timeout_s``; without one, when there was no
+        reply for FLEET_REPLY_TIMEOUT_S. ``math.inf`` waits for ever.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        done: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        strangers: dict[str, AsyncResult | str] = {}
-        waiting = 0
-        for job in jobs:
-            if isinstance(job, Job):
-                job.when_done(done.put)
-                waiting += 1
-            else:
-                strangers[job if isinstance(job, str) else str(job.id)] = job
-        look_s = _LOOK_FIRST_S
-        fences_at = time.monotonic() + FENCE_AFTER_S
-        while True:
-            # Before the look: what arrives by the deadline is never missed.
-            now = time.monotonic()
-            late = deadline is not None and now >= deadline
-            at_fences = now >= fences_at
-            if at_fences:
-                fences_at = now + FENCE_AFTER_S
-            found = self._look(strangers, at_fences=at_fences)
-            yield from found
-            if not waiting and not strangers:
-                return
-            look_s = _LOOK_FIRST_S if found else min(_LOOK_LAST_S, look_s * 1.5)
-            step_s = _step_s(deadline, look_s if strangers else None)
-            for job in _taken(done, step_s, wait=bool(waiting)):
-                waiting -= 1
-                found.append(job)
-                yield job
-            if late and not found:
-                missing = waiting + len(strangers)
-                raise JobTimeout(f"{missing} jobs have no reply after {timeout_s} s.")
-
-    def _look(self, strangers: dict[str, Any], *, at_fences: bool) -> list[Job]:
-        """Read results that nobody tells us of; take those that are there out of ``strangers``."""
-        found: list[Job] = []
-        read: list[str] = []
-        overdue = frozenset(strangers) if at_fences else frozenset()
-        for job_id, meta, stored in self._inbox.results.read(strangers, overdue=overdue):
-            job = Job(job_id, self)
-            original = strangers[job_id]
-            if isinstance(original, AsyncResult):
-                if isinstance(meta, dict):
-                    # Its own get() is answered from here; the key stays, as always with get().
-                    original._maybe_set_cache(meta)
-            elif stored:
-                read.append(job_id)
-            job.settle(meta)
-            found.append(job)
-        for job in found:
-            del strangers[job.id]
-        if read:
-            self._inbox.results.forget(read)
-        return found
+        strangers = Strangers(self._inbox.results, lambda job_id: Job(job_id, self))
+        patience = Patience(timeout_s, self.reply_timeout_s)
+        yield from as_completed(jobs, strangers, patience)
 
     def _submit(
         self,
         model: str,
         many: Iterable[Mapping[str, Any]],
+        ids: Iterable[str] | None,
         *,
         priority: str,
         expires_s: float | None,
-        job_id: str | None,
     ) -> list[Job]:
+        accepted: list[Job] = []
+        try:
+            for part in self._parts(model, many, ids, priority=priority, expires_s=expires_s):
+                self._send(part, accepted)
+        except Exception as error:
+            error.jobs = accepted  # type: ignore[attr-defined]
+            raise
+        return accepted
+
+    def _parts(
+        self,
+        model: str,
+        many: Iterable[Mapping[str, Any]],
+        ids: Iterable[str] | None,
+        *,
+        priority: str,
+        expires_s: float | None,
+    ) -> Iterator[list[_Packed]]:
+        """Yield the jobs, packed, in parts that are sent in one round trip each."""
         named, number = priority_and_number(priority)
-        jobs: list[Job] = []
-        commands: list[list[Any]] = []
+        part: list[_Packed] = []
         size_bytes = 0
-        for inputs in many:
+        pairs = zip(many, repeat(None)) if ids is None else zip(many, ids, strict=True)
+        for count, (inputs, job_id) in enumerate(pairs):
             call = parse_call((model, inputs), {})
-            if not jobs:
+            if not count:
                 self._infer.check(call)
             job = self._awaited(job_id) or Job(job_id or str(uuid.uuid4()), self)
             command = self._infer.command(
@@ -297,42 +192,28 @@ class Client:
                     headers={"fleet_reply_to": self.id},
                 )
             )
-            jobs.append(job)
-            commands.append(command)
+            part.append(_Packed(job, command))
             size_bytes += len(command[-1])
-            if len(commands) >= _SEND_AT_ONCE or size_bytes >= _SEND_AT_ONCE_BYTES:
-                self._send(jobs[-len(commands) :], commands)
-                commands, size_bytes = [], 0
-        if commands:
-            self._send(jobs[-len(commands) :], commands)
-        return jobs
+            if len(part) >= _SEND_AT_ONCE or size_bytes >= _SEND_AT_ONCE_BYTES:
+                yield part
+                part, size_bytes = [], 0
+        if part:
+            yield part
 
     def _awaited(self, job_id: str | None) -> Job | None:
         """Return the job of this id that was sent before and still waits."""
         job = self._inbox.awaited(job_id) if job_id else None
         return job if isinstance(job, Job) else None
 
-    def _send(self, jobs: list[Job], commands: list[list[Any]]) -> None:
-        self._inbox.expect(jobs)
-        self._infer.publisher.send(*commands)
-
-
-def _step_s(deadline: float | None, step_s: float | None) -> float | None:
-    """Return how long to wait: ``step_s``, but not beyond ``deadline``."""
-    if deadline is None:
-        return step_s
-    left_s = max(0.0, deadline - time.monotonic())
-    return left_s if step_s is None else min(step_s, left_s)
-
-
-def _taken(done: queue.SimpleQueue[Job], step_s: float | None, *, wait: bool) -> Iterator[Job]:
-    """Yield what is in ``done``; when that is nothing, wait for up to ``step_s``."""
-    try:
-        if wait:
-            yield done.get(timeout=step_s)
-        elif step_s:
-            time.sleep(step_s)
-        while True:
-            yield done.get_nowait()
-    except queue.Empty:
-        return
+    def _send(self, part: list[_Packed], accepted: list[Job]) -> None:
+        """Send a part, and add to ``accepted`` what Redis took of it."""
+        self._inbox.expect([packed.job for packed in part])
+        replies = self._infer.publisher.replies([packed.command for packed in part])
+        refusals = [reply for reply in replies if isinstance(reply, Exception)]
+        accepted += [
+            packed.job
+            for packed, reply in zip(part, replies, strict=True)
+            if not isinstance(reply, Exception)
+        ]
+        if refusals:
+            raise refusals[0]

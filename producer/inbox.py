@@ -7,7 +7,6 @@ one of its id has no reply to wait for, and is told so.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -20,9 +19,10 @@ from typing import Any, Final, NamedTuple, Protocol
 import redis
 
 from producer.contract.app import FleetApp
-from producer.contract.errors import BadMessage
+from producer.contract.errors import BadMessage, JobTimeout
 from producer.contract.names import Keys
-from producer.contract.settings import redis_client
+from producer.contract.settings import reading_options, redis_client
+from producer.contract.subscription import News, Subscription
 from producer.replies import answered_before, read_meta
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ FENCE_AFTER_S: Final = 1.0
 _LOOK_SHARE: Final = 20
 #: How long the thread waits for news before it looks whether it is to stop.
 _STEP_S: Final = 0.25
-_RECONNECT_S: Final = (0.05, 2.0)
 
 #: Deletes results and leaves fences; the deletion first, because a full Redis then allows the rest.
 #: A result that is gone by now leaves none: its job was requeued, and a fence would end it.
@@ -87,8 +86,9 @@ class Results:
         self._backend = app.backend
         self._keys = Keys(prefix=settings.prefix)
         self._fence_ttl_s = settings.fence_ttl_s
-        self._results = redis_client(settings.result_url)
-        self._broker = None if settings.one_server else redis_client(settings.broker_url)
+        options = reading_options()
+        self._results = redis_client(settings.result_url, **options)
+        self._broker = None if settings.one_server else redis_client(settings.broker_url, **options)
 
     def read(
         self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()
@@ -115,7 +115,11 @@ class Results:
         if self._broker is None:
             values: Any = self._results.mget([*results, *fences])
             return values[: len(results)], values[len(results) :]
-        return self._results.mget(results), self._broker.mget(fences) if fences else ()
+        # The fences first: a worker stores the result before the fence of a job it completes, so
+        # whoever sees a fence then finds the result, unless it was read and deleted.
+        fenced: Any = self._broker.mget(fences) if fences else ()
+        values = self._results.mget(results)
+        return values, fenced
 
     def _decoded(self, payload: bytes) -> dict[str, Any] | BaseException | None:
         try:
@@ -139,9 +143,14 @@ class Results:
                 pipe.execute()
             self._results.delete(*results)
 
-    def subscription(self) -> Any:
+    def subscription(self) -> Subscription:
         """Return an unused subscription on the server that workers publish replies on."""
-        return (self._broker or self._results).pubsub()
+        return Subscription(self._broker or self._results)
+
+    def close(self) -> None:
+        """Close the connections; a later look opens them again."""
+        for client in filter(None, (self._results, self._broker)):
+            client.connection_pool.disconnect()
 
 
 class Inbox:
@@ -149,23 +158,30 @@ class Inbox:
 
     def __init__(self, app: FleetApp, client_id: str) -> None:
         self.results = Results(app)
-        self._channel = Keys(prefix=app.settings.prefix).replies(client_id)
+        self._channel = Keys(prefix=app.settings.prefix).replies(client_id).encode()
         self._reset()
 
     def _reset(self) -> None:
         """Begin anew: a forked child has neither the thread nor the parent's jobs."""
         self._pid = os.getpid()
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         #: Jobs that nobody holds any more need no reply.
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
 
-    def expect(self, jobs: Iterable[Awaited]) -> None:
-        """Wait for the results of ``jobs``; call it before they are sent."""
+    @property
+    def lock(self) -> threading.Lock:
+        """Guards the outcomes of the jobs of this process."""
         if self._pid != os.getpid():
             self._reset()
+        return self._lock
+
+    def expect(self, jobs: Iterable[Awaited]) -> None:
+        """Wait for the results of ``jobs``; call it before they are sent."""
         with self.lock:
+            if self._stopping.is_set():
+                raise RuntimeError("This Client is closed: nobody would receive the replies.")
             for job in jobs:
                 self._awaited[job.id] = job
             if self._thread is None:
@@ -177,47 +193,61 @@ class Inbox:
         return self._awaited.get(job_id)
 
     def stop(self) -> None:
-        """End the thread; jobs that still wait are not settled any more."""
+        """End the thread, and close the connections within a moment."""
         self._stopping.set()
+        if self._thread is None:
+            self.results.close()
+
+    def abandon(self) -> None:
+        """Stop; whoever still waits is told that no reply will come."""
+        self.stop()
+        with self.lock:
+            waiting = list(self._awaited.values())
+            self._awaited.clear()
+        for job in waiting:
+            job.settle(
+                JobTimeout(
+                    f"The Client was closed before the reply to job {job.id} came. The job is not "
+                    "cancelled: Client().as_completed([id]) finds its result."
+                )
+            )
 
     def _run(self) -> None:
-        pause_s, longest_s = _RECONNECT_S
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            try:
-                with contextlib.closing(self.results.subscription()) as subscription:
-                    self._listen(subscription)
-            except Exception as error:  # All jobs wait for this thread: it goes on.
-                if self._stopping.is_set():
-                    return
-                known = isinstance(error, redis.RedisError | OSError)
-                extra = {"error": type(error).__name__}
-                logger.warning("inbox.reconnect", extra=extra, exc_info=not known)
-                if time.monotonic() - began > longest_s:
-                    pause_s = _RECONNECT_S[0]
-                self._stopping.wait(pause_s)
-                pause_s = min(2 * pause_s, longest_s)
+        subscription = self.results.subscription()
+        subscription.begin([self._channel])
+        looks = _Looks()
+        in_trouble = False
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._turn(subscription, looks)
+                    in_trouble = False
+                except Exception as error:  # All jobs wait for this thread: it goes on.
+                    if not in_trouble:
+                        known = isinstance(error, redis.RedisError | OSError)
+                        extra = {"error": type(error).__name__}
+                        logger.warning("inbox.trouble", extra=extra, exc_info=not known)
+                    in_trouble = True
+                    looks.want()
+                    self._stopping.wait(_STEP_S)
+        finally:
+            subscription.close()
+            self.results.close()
 
-    def _listen(self, subscription: Any) -> None:
-        subscription.subscribe(self._channel)
-        # When to look at all keys: in any case, and at the earliest.
-        look_at, free_at = time.monotonic() + LOOK_EVERY_S, 0.0
-        wanted = False
-        while not self._stopping.is_set():
-            step_s = min(_STEP_S, max(0.0, free_at - time.monotonic())) if wanted else _STEP_S
-            told = self._news(subscription, step_s)
-            if told is None:
-                wanted, free_at = True, 0.0
-            else:
-                # We were told of a result that is not there under that id. The id may have a comma
-                # in it, or whatever else the message does not carry over: read all.
-                wanted = self._settle(told) < len(told) or wanted
-            began = time.monotonic()
-            if began >= look_at or (wanted and began >= free_at):
-                self._look(began)
-                took_s = time.monotonic() - began
-                free_at = began + _LOOK_SHARE * took_s
-                look_at, wanted = max(free_at, began + LOOK_EVERY_S), False
+    def _turn(self, subscription: Subscription, looks: _Looks) -> None:
+        """Wait a moment for news, settle what they are about, and look for more when it is time."""
+        told = _ids_in(subscription.news(looks.step_s))
+        # None: what was stored before was told to nobody. Or we were told of a result that is not
+        # there under that id, which may have a comma in it, or whatever else the message does not
+        # carry over. Read all.
+        if told is None:
+            looks.want(at_once=True)
+        elif self._settle(told) < len(told):
+            looks.want()
+        if looks.due:
+            began_s = time.monotonic()
+            self._look(began_s)
+            looks.note(began_s)
 
     def _look(self, now_s: float) -> None:
         """Read the results of all that wait, and the fences of those that wait for long."""
@@ -225,21 +255,6 @@ class Inbox:
             waiting = [(job.id, job.awaited_since_s) for job in self._awaited.values()]
         overdue = {job_id for job_id, since_s in waiting if now_s - since_s >= FENCE_AFTER_S}
         self._settle([job_id for job_id, _ in waiting], overdue=overdue)
-
-    def _news(self, subscription: Any, step_s: float) -> set[str] | None:
-        """Return the ids we were told of, or None when the subscription has just begun.
-
-        What was stored before that moment was told to nobody, so all keys must be read then.
-        """
-        told: set[str] = set()
-        message = subscription.get_message(timeout=step_s)
-        while message is not None:
-            if message["type"] == "subscribe":
-                return None
-            if message["type"] == "message":
-                told.update(message["data"].decode(errors="replace").split(","))
-            message = subscription.get_message(timeout=0)
-        return told
 
     def _settle(self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()) -> int:
         """Settle those of ``job_ids`` whose outcome is there; returns how many."""
@@ -258,3 +273,42 @@ class Inbox:
             if read:
                 self.results.forget(read)
         return settled
+
+
+class _Looks:
+    """When to read the keys of all that wait: once in a while, and soon when there is a reason."""
+
+    def __init__(self) -> None:
+        self._at_s, self._free_s = time.monotonic() + LOOK_EVERY_S, 0.0
+        self._wanted = False
+
+    @property
+    def step_s(self) -> float:
+        """How long the thread may wait for news."""
+        if not self._wanted:
+            return _STEP_S
+        return min(_STEP_S, max(0.0, self._free_s - time.monotonic()))
+
+    @property
+    def due(self) -> bool:
+        now = time.monotonic()
+        return now >= self._at_s or (self._wanted and now >= self._free_s)
+
+    def want(self, *, at_once: bool = False) -> None:
+        """Have the next look soon; or now, whatever the last one took."""
+        self._wanted = True
+        if at_once:
+            self._free_s = 0.0
+
+    def note(self, began_s: float) -> None:
+        """Note that all was read, from ``began_s`` until now."""
+        took_s = time.monotonic() - began_s
+        self._free_s = began_s + _LOOK_SHARE * took_s
+        self._at_s, self._wanted = max(self._free_s, began_s + LOOK_EVERY_S), False
+
+
+def _ids_in(news: list[News] | None) -> set[str] | None:
+    """Return the ids of jobs that ``news`` are about; None when there could be none."""
+    if news is None:
+        return None
+    return {job_id for each in news for job_id in each.data.decode(errors="replace").split(",")}

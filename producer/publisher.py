@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import redis
 from kombu.exceptions import OperationalError
 
 from producer.contract.names import Keys
-from producer.contract.settings import Settings, redacted, redis_client
+from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
 from producer.transport import is_full, overloaded
 
 #: How long the list of models that workers serve is believed.
 MODELS_FRESH_S = 1.0
+#: No answer in this time is an error: whoever sends would rather know than wait.
+_ANSWER_S: Final = 5.0
+#: A connection that was idle for longer may be dead without anybody knowing: it is asked first.
+_IDLE_S: Final = 10.0
+#: What is written at once, within the time above. So a large job has time on a slow line.
+_PIECE_BYTES: Final = 1024 * 1024
 
 Argument = bytes | str | int | float
 
@@ -39,8 +45,10 @@ class Publisher:
     def __init__(self, settings: Settings) -> None:
         self.keys = Keys(prefix=settings.prefix)
         self._url = settings.broker_url
-        self._pool = redis_client(settings.broker_url).connection_pool
-        self._idle: list[Any] = []
+        options = {"socket_timeout": _ANSWER_S, "health_check_interval": 0}
+        self._pool = redis_client(settings.broker_url, **options).connection_pool
+        #: Connections and when they were last used, in monotonic time.
+        self._idle: list[tuple[Any, float]] = []
         self._pid = os.getpid()
         self._models: frozenset[str] = frozenset()
         self._models_read_at = -MODELS_FRESH_S
@@ -48,9 +56,20 @@ class Publisher:
     def send(self, *commands: Sequence[Argument]) -> list[Any]:
         """Run ``commands`` in one round trip and return their replies.
 
-        They are sent again, once, when the connection was dropped: each must be one that may
-        happen twice. Raises OperationalError when the broker cannot be reached or refuses,
+        Raises OperationalError when the broker cannot be reached or refuses one of them,
         Overloaded when its memory is full.
+        """
+        replies = self.replies(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def replies(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """As `send`; the error of a command that was refused stands where its reply would.
+
+        They are sent again, once, when the connection was dropped: each must be one that may
+        happen twice.
         """
         packed = [pack_command(command) for command in commands]
         try:
@@ -59,12 +78,10 @@ class Publisher:
             raise OperationalError(f"{self._where} refused the credentials: {error}") from error
         except (redis.RedisError, OSError) as error:
             raise OperationalError(f"{self._where} cannot be reached: {error}") from error
-        for reply in replies:
-            if isinstance(reply, redis.RedisError):
-                if is_full(reply):
-                    raise overloaded() from reply
-                raise OperationalError(f"{self._where} refused a command: {reply}") from reply
-        return replies
+        return [
+            self._refusal(reply) if isinstance(reply, redis.RedisError) else reply
+            for reply in replies
+        ]
 
     def known_models(self, wanted: str) -> frozenset[str]:
         """Return the models that workers serve; read again when stale, or before a refusal."""
@@ -79,12 +96,20 @@ class Publisher:
     def close(self) -> None:
         """Close the connections that are not in use."""
         idle, self._idle = self._idle, []
-        for connection in idle:
+        for connection, _ in idle:
             connection.disconnect()
 
     @property
     def _where(self) -> str:
         return f"The broker {redacted(self._url)} (FLEET_BROKER_URL)"
+
+    def _refusal(self, error: redis.RedisError) -> Exception:
+        if is_full(error):
+            refusal: Exception = overloaded()
+        else:
+            refusal = OperationalError(f"{self._where} refused a command: {error}")
+        refusal.__cause__ = error
+        return refusal
 
     def _round_trip(self, packed: list[bytes]) -> list[Any]:
         connection = self._take()
@@ -99,19 +124,23 @@ class Publisher:
         return self._exchange(connection, packed)
 
     def _take(self) -> Any:
-        """Return an idle connection of this process, or None."""
+        """Return an idle connection of this process that is alive, or None."""
         if self._pid != os.getpid():
             # The parent's connections: a forked child must not write to them.
             self._idle, self._pid = [], os.getpid()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+        while True:
+            try:
+                connection, used_s = self._idle.pop()
+            except IndexError:
+                return None
+            if time.monotonic() - used_s < _IDLE_S or _answers(connection):
+                return connection
+            connection.disconnect()
 
     def _exchange(self, connection: Any, packed: list[bytes]) -> list[Any]:
         replies: list[Any] = []
         try:
-            connection.send_packed_command(packed)
+            connection.send_packed_command(_pieces(packed))
             for _ in packed:
                 try:
                     replies.append(connection.read_response())
@@ -121,5 +150,25 @@ class Publisher:
             # Half a conversation: nobody may read what is left of it.
             connection.disconnect()
             raise
-        self._idle.append(connection)
+        self._idle.append((connection, time.monotonic()))
         return replies
+
+
+def _pieces(packed: Sequence[bytes]) -> Iterator[bytes | memoryview]:
+    """Yield ``packed`` in the pieces that are written one by one."""
+    for command in packed:
+        if len(command) <= _PIECE_BYTES:
+            yield command
+            continue
+        view = memoryview(command)
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield view[start : start + _PIECE_BYTES]
+
+
+def _answers(connection: Any) -> bool:
+    """Return whether an idle connection is alive."""
+    try:
+        connection.send_command("PING")
+        return bool(connection.can_read(timeout=CONNECT_TIMEOUT_S) and connection.read_response())
+    except (redis.RedisError, OSError):
+        return False

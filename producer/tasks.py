@@ -26,7 +26,7 @@ from producer.contract.names import (
     queue_of,
     shadow_of,
 )
-from producer.contract.results import APP_BACKEND, ReadingBackend
+from producer.contract.results import APP_BACKEND, JobResult, ReadingBackend
 from producer.contract.settings import Settings
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_command
 from producer.publisher import Publisher
@@ -88,7 +88,8 @@ class Infer(Task):
 
         ``priority`` is ``"high"``, ``"normal"`` or ``"low"``, or Celery's number. Raises
         BadRequest, UnknownModel, Overloaded, or kombu's OperationalError when the broker
-        cannot be reached.
+        cannot be reached: within 5 s. The job may have been accepted then; sent again with the same
+        ``task_id`` it runs once.
         """
         if self._get_app().conf.task_always_eager:
             raise ConfigError(_NOT_HERE)
@@ -133,6 +134,10 @@ class Infer(Task):
             if isinstance(error.__context__, FleetError):
                 raise error.__context__ from None
             raise
+
+    def AsyncResult(self, task_id: str, **kwargs: Any) -> JobResult:
+        """Return the result of the job with this id."""
+        return JobResult(task_id, backend=self.backend, app=self._get_app(), **kwargs)
 
     def command(self, job: Submission) -> list[Any]:
         """Return the Redis command that sends ``job``."""

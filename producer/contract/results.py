@@ -1,14 +1,13 @@
 """Celery's Redis result backend, as the fleet needs it and as an app beside it needs it.
 
 Same keys, same format. ``FleetBackend`` differs in that nothing subscribes when a job is sent, and
-``get()`` looks before it subscribes and goes on looking beside it, so that a lost publish cannot
-hang it. ``AppBackend`` is Celery's own, and reads the fleet's results too.
+in how results are waited for (`producer.contract.waiter`). ``AppBackend`` is Celery's own, and
+reads the fleet's results too; jobs are waited for there in the same way.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -16,18 +15,20 @@ import numpy as np
 from celery import states
 from celery.backends import redis as celery_redis
 from celery.canvas import Signature, maybe_signature
+from celery.result import AsyncResult
 from kombu.serialization import dumps, loads
 
 from producer.contract import errors, wire
+from producer.contract.names import INFER_TASK
+from producer.contract.patience import Patience
 from producer.contract.settings import (
     CONNECT_TIMEOUT_S,
     HEALTH_CHECK_INTERVAL_S,
     SOCKET_TIMEOUT_S,
     Server,
+    Settings,
 )
-
-#: How often a waiting ``get()`` reads the key itself, beside the subscription.
-LOOK_EVERY_S: Final = 1.0
+from producer.contract.waiter import Waiter, leaves_of
 
 #: What `result_backend` names in front of the URL.
 BACKEND: Final = "producer.contract.results:FleetBackend"
@@ -42,59 +43,10 @@ _VERSION_BYTES: Final = frozenset(bytes([version]) for version in wire.READABLE_
 _OUR_TRANSPORTS: Final = ("fleet", "fleets")
 
 
-class ResultConsumer(celery_redis.ResultConsumer):
-    """Waits for results; subscribes only while someone waits."""
-
-    def consume_from(self, task_id: str) -> None:
-        """Do nothing: a result that nobody waits for needs no subscription."""
-
-    def on_wait_for_pending(self, result: Any, **kwargs: Any) -> None:
-        """Read the keys of ``result`` once and hand on what is ready."""
-        for meta in result._iter_meta(**kwargs):
-            if meta is None or meta["status"] not in states.READY_STATES:
-                continue
-            # Reading a single result has settled it. Handing its meta on as well would keep a copy
-            # for a waiter that never comes, and pause for a thread switch (Celery 5.7).
-            if hasattr(result, "results") or self.on_message is not None:
-                self.on_state_change(meta, None)
-
-    def drain_events_until(
-        self, p: Any, timeout: float | None = None, on_interval: Callable[[], Any] | None = None
-    ) -> Iterator[None]:
-        """Wait for ``p``, in steps short enough to keep a short timeout."""
-        step_s = LOOK_EVERY_S if timeout is None else min(LOOK_EVERY_S, max(timeout / 4, 0.005))
-        events: Iterator[None] = self.drainer.drain_events_until(
-            p, timeout=timeout, interval=step_s, on_interval=on_interval
-        )
-        return events
-
-    def _wait_for_pending(
-        self,
-        result: Any,
-        timeout: float | None = None,
-        on_interval: Callable[[], Any] | None = None,
-        on_message: Callable[..., Any] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[None]:
-        self.on_wait_for_pending(result, **kwargs)
-        if result.on_ready.ready:
-            return
-        for task_id in _ids_of(result):
-            super().consume_from(task_id)
-        looked_at = time.monotonic()
-
-        def look() -> None:
-            nonlocal looked_at
-            if on_interval is not None:
-                on_interval()
-            if time.monotonic() - looked_at >= LOOK_EVERY_S:
-                self.on_wait_for_pending(result, **kwargs)
-                looked_at = time.monotonic()
-
-        # This reads the keys once more, now that we are subscribed.
-        yield from super()._wait_for_pending(
-            result, timeout=timeout, on_interval=look, on_message=on_message, **kwargs
-        )
+def _settings_of(app: Any) -> Settings:
+    """Return the settings of the fleet whose jobs ``app`` sends."""
+    fleet = getattr(app.tasks.get(INFER_TASK), "fleet", app)
+    return getattr(fleet, "settings", None) or Settings.from_env()
 
 
 def _is_error(data: Any) -> bool:
@@ -132,15 +84,6 @@ def _is_json(data: Any) -> bool:
     return isinstance(result, JsonReply)
 
 
-def _ids_of(result: Any) -> list[str]:
-    """Return the ids that are still awaited, of a result or of the members of a group."""
-    members = getattr(result, "results", None)
-    if members is None:
-        # Not result.ready(): that reads the key, and its news would pass by who waits for them.
-        return [] if result._cache else [result.id]
-    return [task_id for member in members for task_id in _ids_of(member)]
-
-
 def _holds_array(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_array, value.values()))
@@ -149,12 +92,54 @@ def _holds_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
+class JobResult(AsyncResult):
+    """The result of a job, which a backend that has those of other tasks too can tell from them.
+
+    ``get()`` without a timeout ends with Celery's TimeoutError after FLEET_REPLY_TIMEOUT_S;
+    ``get(timeout=math.inf)`` waits for ever.
+    """
+
+
 class ReadingBackend(celery_redis.RedisBackend):
     """Celery's Redis backend; reads the fleet's results beside those of its own serializer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         wire.register()
         super().__init__(*args, **kwargs)
+
+    @functools.cached_property
+    def waiter(self) -> Waiter:
+        """Waits for results of jobs, in place of Celery's consumer of results."""
+        return Waiter(self)
+
+    def is_ours(self, result: AsyncResult) -> bool:
+        """Return whether our waiter waits for ``result``."""
+        return isinstance(result, JobResult)
+
+    def add_pending_result(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """Remember who waits, as Celery does; for a job there is nothing to remember."""
+        if self.is_ours(result):
+            return result
+        return super().add_pending_result(result, *args, **kwargs)
+
+    def remove_pending_result(self, result: Any) -> Any:
+        """Forget who waited, as Celery does; for a job there is nothing to forget."""
+        return result if self.is_ours(result) else super().remove_pending_result(result)
+
+    def _wait_for_pending(
+        self,
+        result: Any,
+        timeout: float | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[None]:
+        options: dict[str, Any] = {"on_interval": on_interval, "on_message": on_message}
+        if any(map(self.is_ours, leaves_of(result))):
+            patience = Patience(timeout, _settings_of(self.app).reply_timeout_s)
+            return self.waiter.wait(result, patience, **options)
+        waited: Iterator[None] = super()._wait_for_pending(result, timeout, **options, **kwargs)
+        return waited
 
     def decode(self, payload: Any) -> Any:
         """Unpack a result: of ours, in the JSON that errors have, or in the app's own format."""
@@ -211,12 +196,14 @@ class AppBackend(ReadingBackend):
 class FleetBackend(ReadingBackend):
     """Results in Redis, in Celery's own format, packed by the fleet's serializer."""
 
-    ResultConsumer = ResultConsumer
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("serializer", wire.SERIALIZER)
         kwargs.setdefault("accept", [wire.SERIALIZER, "json"])
         super().__init__(*args, **kwargs)
+
+    def is_ours(self, result: AsyncResult) -> bool:
+        """Return True: our waiter waits for all results."""
+        return True
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Do nothing: Celery's own would subscribe to every job that is sent."""

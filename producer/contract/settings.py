@@ -24,6 +24,8 @@ CONNECT_TIMEOUT_S: Final = 2.0
 SOCKET_TIMEOUT_S: Final = 10.0
 #: A connection that was idle for longer is asked for a PONG before it is used.
 HEALTH_CHECK_INTERVAL_S: Final = 10
+#: A look at results that gets no answer in this time is given up: the next one follows soon.
+_LOOK_TIMEOUT_S: Final = 2.0
 
 _PLAIN: Final = ("redis", "fleet")
 _TLS: Final = ("rediss", "fleets")
@@ -140,6 +142,20 @@ def redis_client(url: str, **options: Any) -> redis.Redis:
     return redis.Redis(connection_pool=pool)
 
 
+def reading_options() -> dict[str, Any]:
+    """Return the pool options of whoever waits for results: it looks again, so it gives up early.
+
+    Nor are connections asked for a PONG before they are used, which a subscription does in its own
+    way.
+    """
+    return {
+        "socket_timeout": _LOOK_TIMEOUT_S,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What app and workers must agree on, and where the servers are."""
@@ -151,6 +167,9 @@ class Settings:
     result_ttl_s: int = 3600
     #: How long a read result is remembered, so that its job id is not run again.
     fence_ttl_s: int = 60
+    #: How long a reply is waited for where the caller does not say; infinity is for ever. 0: as
+    #: long as a result is kept.
+    reply_timeout_s: float = 0.0
     #: Put before every key of the fleet.
     prefix: str = ""
     #: The largest packed job; a larger one is refused where it is sent.
@@ -159,10 +178,13 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.result_url:
             object.__setattr__(self, "result_url", self.broker_url)
+        if not self.reply_timeout_s:
+            object.__setattr__(self, "reply_timeout_s", float(self.result_ttl_s))
         Server.from_url(self.broker_url)
         Server.from_url(self.result_url)
-        for name in ("result_ttl_s", "fence_ttl_s", "max_body_bytes"):
-            if getattr(self, name) <= 0:
+        for name in ("result_ttl_s", "fence_ttl_s", "reply_timeout_s", "max_body_bytes"):
+            # Not <= 0, which lets NaN through.
+            if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be greater than 0.")
 
     def __repr__(self) -> str:
@@ -185,7 +207,8 @@ class Settings:
             try:
                 found[name] = read(text)
             except ValueError:
-                raise ConfigError(f"{variable} is {text!r}. It must be a whole number.") from None
+                kind = "whole number" if read is int else "number"
+                raise ConfigError(f"{variable} is {text!r}. It must be a {kind}.") from None
         # Where `fleet up` runs from this clone, a prompt beside it needs to set nothing.
         if "broker_url" not in found and (url := local_broker_url()):
             found["broker_url"] = url
@@ -202,6 +225,7 @@ _VARIABLES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "FLEET_RESULT_URL": ("result_url", str),
     "FLEET_RESULT_TTL_S": ("result_ttl_s", int),
     "FLEET_FENCE_TTL_S": ("fence_ttl_s", int),
+    "FLEET_REPLY_TIMEOUT_S": ("reply_timeout_s", float),
     "FLEET_PREFIX": ("prefix", str),
     "FLEET_MAX_BODY_BYTES": ("max_body_bytes", int),
 }

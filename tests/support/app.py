@@ -86,6 +86,7 @@ def own_app(url: str, *, backend: str = "") -> Iterator[tuple[Celery, Infer]]:
     finally:
         infer.publisher.close()
         for app in (own, infer.fleet):
+            app.backend.waiter.close()
             app.backend.result_consumer.stop()
             # A result that is dropped later would connect again, to unsubscribe.
             app.backend.result_consumer.subscribed_to.clear()

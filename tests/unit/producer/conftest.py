@@ -54,7 +54,7 @@ def client(settings: Settings) -> Iterator[Any]:
 def app(settings: Settings) -> Iterator[FleetApp]:
     app = make_app(settings)
     yield app
-    app.backend.result_consumer.stop()
+    app.backend.waiter.close()
     app.backend.client.close()
     app.close()
 

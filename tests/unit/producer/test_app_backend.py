@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 from celery import Celery, group, states
 from celery.backends.redis import RedisBackend
 from celery.backends.redis import ResultConsumer as StockConsumer
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import GroupResult
 
 from producer.contract.app import make_app
 from producer.contract.errors import BadRequest, FleetError
@@ -30,6 +33,8 @@ def own(settings: Settings) -> Iterator[Celery]:
     """An app on stock lists and JSON results in the Redis of the fleet."""
     own = Celery(broker=settings.broker_url, backend=settings.broker_url, set_as_current=False)
     yield own
+    if isinstance(own.backend, AppBackend):
+        own.backend.waiter.close()
     own.backend.result_consumer.stop()
     # A result that is dropped later would connect again, to unsubscribe.
     own.backend.result_consumer.subscribed_to.clear()
@@ -182,3 +187,44 @@ def test_an_error_is_read_as_its_class_in_every_format(
         "exc_module": "producer.contract.errors",
     }
     assert type(own.backend.exception_to_python(unknown)) is FleetError
+
+
+def test_a_lost_publish_does_not_hang_a_job_or_a_group_with_one(
+    own: Celery, settings: Settings, client: Any
+) -> None:
+    infer = register(own, settings)
+    result = infer.AsyncResult("ours")
+    mixed = GroupResult("mixed", [infer.AsyncResult("ours"), own.AsyncResult("theirs")], app=own)
+    theirs = {"status": "SUCCESS", "result": 7, "task_id": "theirs"}
+
+    def store_without_telling() -> None:
+        with make_app(settings) as fleet:
+            store_result(fleet, client, "elsewhere", states.SUCCESS, 3)
+        client.rename("celery-task-meta-elsewhere", "celery-task-meta-ours")
+        client.set("celery-task-meta-theirs", json.dumps(theirs), ex=60)
+
+    thread = threading.Timer(0.3, store_without_telling)
+    thread.start()
+
+    assert mixed.get(timeout=5) == [3, 7]
+    assert result.get(timeout=5) == 3
+    thread.join()
+
+
+def test_a_job_of_an_app_ends_by_the_fleets_default(own: Celery, settings: Settings) -> None:
+    infer = register(own, dataclasses.replace(settings, reply_timeout_s=0.3))
+
+    with pytest.raises(CeleryTimeoutError, match="FLEET_REPLY_TIMEOUT_S"):
+        infer.delay("digits", {"image": ROW}).get()
+
+    infer.publisher.close()
+
+
+def test_jobs_in_a_chain_of_an_app_are_told_from_its_tasks(own: Celery, settings: Settings) -> None:
+    infer = register(own, settings)
+    task = own.signature("own.task")
+
+    last = (task | infer.for_model("digits").s()).freeze()
+
+    assert own.backend.is_ours(last)
+    assert not own.backend.is_ours(last.parent)

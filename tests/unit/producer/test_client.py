@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import math
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +18,16 @@ import pytest
 import redis
 from celery import states
 
-from producer.client import Client, Job
+from producer.client import Client, Job, Reply
 from producer.contract import errors
 from producer.contract.app import FleetApp, make_app
 from producer.contract.names import Keys, Priority
+from producer.contract.patience import Patience
 from producer.contract.settings import Settings
 from producer.inbox import FENCE_AFTER_S
 from producer.replies import outcome_of
 from producer.tasks import Infer
+from tests.support.proxy import running_proxy
 from tests.unit.producer.conftest import Worker, store_result
 
 pytestmark = pytest.mark.redis
@@ -376,6 +381,181 @@ def test_two_servers_know_of_a_reply_that_was_read(server: Any, client: Any) -> 
 
         with pytest.raises(errors.BadRequest, match="answered before"):
             job.reply(5)
+
+
+def test_two_servers_tell_a_result_that_is_just_stored_from_one_that_was_read(
+    server: Any, app: FleetApp, client: Any
+) -> None:
+    results = redis.Redis(port=server.port, db=1)
+    with running_proxy(server.port) as proxy:
+        broker = proxy.url.removesuffix("/0")
+        settings = Settings(
+            broker_url=f"{broker}/0", result_url=f"redis://127.0.0.1:{server.port}/1"
+        )
+
+        def complete(request: bytes) -> None:
+            """Store the result and then the fence, as a worker does, when a fence is looked for."""
+            if b"MGET" in request and not client.exists(KEYS.fence("mine")):
+                store_result(app, results, "mine", states.SUCCESS, {"i": 1})
+                client.set(KEYS.fence("mine"), "1", ex=60)
+
+        with Client(settings) as fleet:
+            job = fleet.submit("other", {"i": 1}, job_id="mine")
+            proxy.before = complete
+
+            assert job.reply(10).outputs == {"i": 1}
+    results.close()
+
+
+def test_a_reply_that_never_comes_ends_by_the_default(settings: Settings, client: Any) -> None:
+    told = r"0\.3 s \(FLEET_REPLY_TIMEOUT_S\).*cancel\(\).*math\.inf"
+    with Client(dataclasses.replace(settings, reply_timeout_s=0.3)) as fleet:
+        job = fleet.submit("digits", {"i": 1})
+        client.flushall()
+
+        async def ask() -> None:
+            await job
+
+        with pytest.raises(errors.JobTimeout, match=told):
+            job.reply()
+        with pytest.raises(errors.JobTimeout, match=told):
+            asyncio.run(ask())
+        with pytest.raises(errors.JobTimeout, match=told):
+            asyncio.run(fleet.infer("digits", {"i": 1}))
+        with pytest.raises(errors.JobTimeout, match=r"2 jobs.*FLEET_REPLY_TIMEOUT_S"):
+            list(fleet.as_completed([job, "some-id"]))
+
+
+def test_replies_renew_the_default_of_as_completed(
+    settings: Settings, app: FleetApp, client: Any
+) -> None:
+    with Client(dataclasses.replace(settings, reply_timeout_s=1)) as fleet:
+        jobs = fleet.submit_many("other", ({"i": i} for i in range(4)))
+
+        def answer() -> None:
+            for job in jobs:
+                time.sleep(0.6)
+                store_result(app, client, job.id, states.SUCCESS, 1)
+                client.publish(KEYS.replies(fleet.id), job.id)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert sum(1 for _ in fleet.as_completed(jobs)) == 4
+        thread.join()
+
+
+@pytest.mark.parametrize("way", ["reply", "await", "as_completed"])
+def test_a_wait_without_end_is_asked_for(fleet: Client, worker: Worker, way: str) -> None:
+    job = fleet.submit("digits", {"i": 1})
+
+    async def ask() -> Reply:
+        return await job.reply_within(Patience(math.inf, 0))
+
+    if way == "await":
+        assert asyncio.run(ask()).outputs == {"i": 1}
+    elif way == "reply":
+        assert job.reply(math.inf).outputs == {"i": 1}
+    else:
+        assert list(fleet.as_completed([job], math.inf)) == [job]
+
+
+def test_a_wait_that_was_given_up_leaves_nothing_at_its_job(fleet: Client) -> None:
+    job = fleet.submit("digits", {"i": 1})
+
+    async def cancelled() -> None:
+        async with asyncio.timeout(0.01):
+            await job
+
+    for _ in range(5):
+        with pytest.raises(errors.JobTimeout):
+            job.reply(0.001)
+        with pytest.raises(TimeoutError):
+            asyncio.run(cancelled())
+        with pytest.raises(errors.JobTimeout):
+            list(fleet.as_completed([job], timeout_s=0.001))
+
+    assert not job._on_done
+
+
+def test_a_closed_client_tells_who_waits(fleet: Client) -> None:
+    job = fleet.submit("digits", {"i": 1})
+    threading.Timer(0.2, fleet.close).start()
+
+    with pytest.raises(errors.JobTimeout, match="closed"):
+        job.reply()
+    with pytest.raises(RuntimeError, match="closed"):
+        fleet.submit("digits", {"i": 1})
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_client_that_is_gone_leaves_nothing_in_redis(
+    settings: Settings, worker: Worker, client: Any, how: str
+) -> None:
+    gc.collect()
+    connections = len(client.client_list())
+    fleet = Client(settings)
+    jobs = fleet.submit_many("digits", ({"i": i} for i in range(100)))
+    assert sum(1 for _ in fleet.as_completed(jobs, 10)) == 100
+    assert len(client.client_list()) > connections
+    assert client.pubsub_channels()
+
+    if how == "closed":
+        fleet.close()
+    else:
+        del fleet, jobs
+
+    def gone() -> bool:
+        gc.collect()
+        return len(client.client_list()) <= connections and not client.pubsub_channels()
+
+    wait_until(gone, what="silence")
+
+
+def test_ten_thousand_jobs_leave_no_memory_behind(
+    fleet: Client, app: FleetApp, client: Any
+) -> None:
+    def round_trip() -> None:
+        jobs = fleet.submit_many("other", ({"i": i} for i in range(10_000)))
+        for start in range(0, len(jobs), 1000):
+            part = [job.id for job in jobs[start : start + 1000]]
+            for job_id in part:
+                client_pipe.set(KEYS.result(job_id), template, ex=60)
+            client_pipe.publish(KEYS.replies(fleet.id), ",".join(part))
+            client_pipe.execute()
+        assert sum(1 for _ in fleet.as_completed(jobs, timeout_s=30)) == 10_000
+
+    template = app.backend.encode({"status": states.SUCCESS, "result": 1, "fleet": {}})
+    client_pipe = client.pipeline(transaction=False)
+    sizes_bytes = []
+    tracemalloc.start()
+    for _ in range(3):
+        round_trip()
+        gc.collect()
+        sizes_bytes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+
+    print(f"{sizes_bytes} bytes held after each round")
+    assert not any(isinstance(each, Job) for each in gc.get_objects())
+    assert sizes_bytes[2] - sizes_bytes[1] < 100_000
+
+
+def test_a_job_of_the_parent_is_not_waited_for_in_a_forked_child(
+    fleet: Client, worker: Worker
+) -> None:
+    job = fleet.submit("other", {"i": 1})
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            job.reply()
+        except errors.JobTimeout as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not job.done
 
 
 def test_priority_and_expiry_travel(fleet: Client, client: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 
 import pytest
@@ -64,7 +65,22 @@ def test_two_databases_are_two_servers() -> None:
     assert not Settings(broker_url="redis://h/0", result_url="redis://h/1").one_server
 
 
-@pytest.mark.parametrize("environ", [{"FLEET_RESULT_TTL_S": "soon"}, {"FLEET_RESULT_TTL_S": "0"}])
+def test_a_reply_is_waited_for_as_long_as_a_result_is_kept_or_as_told() -> None:
+    assert Settings(result_ttl_s=60).reply_timeout_s == 60
+    assert Settings.from_env({"FLEET_REPLY_TIMEOUT_S": "0.5"}).reply_timeout_s == 0.5
+    assert Settings.from_env({"FLEET_REPLY_TIMEOUT_S": "inf"}).reply_timeout_s == math.inf
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"FLEET_RESULT_TTL_S": "soon"},
+        {"FLEET_RESULT_TTL_S": "0"},
+        {"FLEET_REPLY_TIMEOUT_S": "soon"},
+        {"FLEET_REPLY_TIMEOUT_S": "-1"},
+        {"FLEET_REPLY_TIMEOUT_S": "nan"},
+    ],
+)
 def test_a_wrong_number_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         Settings.from_env(environ)

@@ -1,0 +1,184 @@
+"""Waiting for results, as Celery's ``get()`` does it.
+
+Redis tells of a result by publishing it; the keys are looked at beside that. So a lost message, a
+cut connection, a server that restarts or stands still make a wait longer, and do not end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import redis
+from celery import states
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+from producer.contract.patience import Patience
+from producer.contract.settings import reading_options
+from producer.contract.subscription import Subscription
+
+logger = logging.getLogger(__name__)
+
+#: How often the keys are read, beside the subscription.
+_LOOK_EVERY_S: Final = 1.0
+#: Results are read this many at a time.
+_READ_AT_ONCE: Final = 256
+
+
+class Waiter:
+    """Waits for results of one backend; threads may share it."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        parameters = {**backend.connparams, **reading_options(), "max_connections": None}
+        self._client: redis.Redis = backend._create_client(**parameters)
+        self._idle: list[Subscription] = []
+        self._pid = os.getpid()
+
+    def wait(
+        self,
+        result: Any,
+        patience: Patience,
+        *,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[[Any], Any] | None = None,
+    ) -> Iterator[None]:
+        """Settle ``result``, or each member of it; yield whenever something may have come.
+
+        Raises Celery's TimeoutError when ``patience`` is over, and what Redis says when it refuses
+        the credentials or the command.
+        """
+        awaited = _Awaited(self._backend, result, patience, on_message)
+        trouble = self._look(awaited)
+        if result.on_ready.ready:
+            return
+        with self._subscription() as subscription:
+            subscription.begin(list(awaited.leaves))
+            look_at = time.monotonic() + _LOOK_EVERY_S
+            while not result.on_ready.ready:
+                if not patience.left_s:
+                    raise _timeout(awaited, patience, trouble)
+                step_s = max(0.0, look_at - time.monotonic())
+                told = subscription.news(min(step_s, patience.left_s))
+                for news in told or ():
+                    awaited.take(news.channel, news.data)
+                if told is None or time.monotonic() >= look_at:
+                    trouble = self._look(awaited)
+                    _call(on_interval)
+                    look_at = time.monotonic() + _LOOK_EVERY_S
+                yield
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        idle, self._idle = self._idle, []
+        for subscription in idle:
+            subscription.close()
+        self._client.connection_pool.disconnect()
+
+    def _look(self, awaited: _Awaited) -> Exception | None:
+        """Read the keys of what is awaited; return why they could not be read."""
+        keys = list(awaited.leaves)
+        try:
+            for start in range(0, len(keys), _READ_AT_ONCE):
+                chunk = keys[start : start + _READ_AT_ONCE]
+                payloads: Any = self._client.mget(chunk)
+                for key, payload in zip(chunk, payloads, strict=True):
+                    if payload is not None:
+                        awaited.take(key, payload)
+        except redis.AuthenticationError:
+            raise
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            logger.info("results.unreachable", extra={"error": type(error).__name__})
+            return error
+        return None
+
+    @contextlib.contextmanager
+    def _subscription(self) -> Iterator[Subscription]:
+        """Return a subscription for the length of the block, kept for the next wait."""
+        if self._pid != os.getpid():
+            # The parent's connections: a forked child must not write to them.
+            self._idle, self._pid = [], os.getpid()
+        try:
+            subscription = self._idle.pop()
+        except IndexError:
+            subscription = Subscription(self._client)
+        try:
+            yield subscription
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException:
+            # Maybe in the middle of a message: nobody may read what is left of it.
+            subscription.close()
+            raise
+        finally:
+            subscription.end()
+            self._idle.append(subscription)
+
+
+class _Awaited:
+    """The results that are still missing, by their keys."""
+
+    def __init__(
+        self, backend: Any, result: Any, patience: Patience, on_message: Callable[[Any], Any] | None
+    ) -> None:
+        self._backend, self._patience, self._on_message = backend, patience, on_message
+        self.leaves: dict[bytes, list[Any]] = {}
+        for leaf in leaves_of(result):
+            # Not leaf.ready(): that asks Redis.
+            if not leaf._cache:
+                self.leaves.setdefault(backend.get_key_for_task(leaf.id), []).append(leaf)
+
+    def take(self, key: bytes, payload: bytes) -> None:
+        """Settle the results under ``key``, when ``payload`` is final."""
+        if key not in self.leaves:
+            return
+        meta = self._backend.decode_result(payload)
+        if self._on_message is not None:
+            self._on_message(meta)
+        if meta["status"] not in states.READY_STATES:
+            return
+        self._patience.renew()
+        for leaf in self.leaves.pop(key):
+            leaf._maybe_set_cache(meta)
+            # Where Celery collects the members of a group in the order they come.
+            bucket = self._backend.result_consumer.buckets.pop(leaf, None)
+            if bucket is not None:
+                bucket.append(leaf)
+
+
+def leaves_of(result: Any) -> Iterator[Any]:
+    """Yield ``result`` itself, or the results of single tasks in a group."""
+    members = getattr(result, "results", None)
+    if members is None:
+        yield result
+        return
+    for member in members:
+        yield from leaves_of(member)
+
+
+def _call(on_interval: Callable[[], Any] | None) -> None:
+    """Call what the caller of ``get()`` wants called, which may ask Redis about parents."""
+    if on_interval is not None:
+        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            on_interval()
+
+
+def _timeout(
+    awaited: _Awaited, patience: Patience, trouble: Exception | None
+) -> CeleryTimeoutError:
+    missing = len(awaited.leaves)
+    what = "The result is" if missing == 1 else f"{missing} results are"
+    why = (
+        f"Redis cannot be reached: {str(trouble).rstrip('.')}. "
+        if trouble is not None
+        else "Their jobs wait, run, or are lost with a Redis that was emptied: `fleet status` says "
+        "what waits. "
+    )
+    return CeleryTimeoutError(
+        f"{what} not there after {patience}. {why}"
+        "Get again, or give it longer: get(timeout=math.inf) waits for ever."
+    )

@@ -1,0 +1,158 @@
+"""``Job``: one job that was sent, and how its sender learns what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol
+
+from producer.contract.errors import JobTimeout
+from producer.contract.patience import Patience
+from producer.replies import Outcome, Reply, outcome_of
+
+logger = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """Who sent a job, and receives its reply."""
+
+    @property
+    def reply_timeout_s(self) -> float:
+        """How long a reply is waited for where the caller does not say."""
+        ...
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Guards the outcomes of its jobs."""
+        ...
+
+    def cancel(self, job_id: str) -> None: ...
+
+
+class Job:
+    """A job that was sent. ``await`` it, or ask for its ``reply()``."""
+
+    def __init__(self, job_id: str, sender: Sender) -> None:
+        self.id = job_id
+        #: When it was made, in monotonic time.
+        self.awaited_since_s = time.monotonic()
+        self._sender = sender
+        self._pid = os.getpid()
+        self._outcome: Outcome | None = None
+        self._on_done: list[Callable[[Job], object]] = []
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r}, {'done' if self.done else 'waiting'})"
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply, or the error, is here."""
+        return self._outcome is not None
+
+    def reply(self, timeout_s: float | None = None) -> Reply:
+        """Wait for the reply; raises the error the job ended with, or JobTimeout.
+
+        Without ``timeout_s`` it waits for FLEET_REPLY_TIMEOUT_S; ``math.inf`` waits for ever.
+        """
+        patience = self._patience(timeout_s)
+        if self._outcome is None:
+            arrived = threading.Event()
+            with self._telling(lambda _: arrived.set()):
+                arrived.wait(min(patience.left_s, threading.TIMEOUT_MAX))
+        return self._result(patience)
+
+    async def reply_within(self, patience: Patience) -> Reply:
+        """As `reply`, without blocking the event loop."""
+        if self._outcome is None:
+            loop = asyncio.get_running_loop()
+            arrived = loop.create_future()
+
+            def tell(_: Job) -> None:
+                # The loop may be closed by now, and then nobody waits.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_wake, arrived)
+
+            with self._telling(tell), contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience.left_s):
+                    await arrived
+        return self._result(patience)
+
+    def __await__(self) -> Generator[Any, None, Reply]:
+        return self.reply_within(self._patience(None)).__await__()
+
+    def cancel(self) -> None:
+        """Ask that the job is not started; see ``Client.cancel``."""
+        self._sender.cancel(self.id)
+
+    def when_done(self, call: Callable[[Job], object]) -> None:
+        """Call ``call(job)`` when the outcome is here: now, or later in the inbox's thread.
+
+        What it raises later is logged.
+        """
+        if self._pid != os.getpid():
+            self.settle(_of_another_process(self))
+        with self._sender.lock:
+            if self._outcome is None:
+                self._on_done.append(call)
+                return
+        call(self)
+
+    def no_longer(self, call: Callable[[Job], object]) -> None:
+        """Take back one `when_done` of ``call``."""
+        with self._sender.lock, contextlib.suppress(ValueError):
+            self._on_done.remove(call)
+
+    def settle(self, meta: dict[str, Any] | BaseException) -> None:
+        """Take the decoded result, or why there is none. The first outcome stays."""
+        outcome = outcome_of(meta) if isinstance(meta, dict) else meta
+        with self._sender.lock:
+            if self._outcome is not None:
+                return
+            self._outcome = outcome
+            calls, self._on_done = self._on_done, []
+        for call in calls:
+            try:
+                call(self)
+            except BaseException:  # All other jobs wait for this thread.
+                logger.exception("job.callback_failed", extra={"job_id": self.id})
+
+    @contextlib.contextmanager
+    def _telling(self, call: Callable[[Job], object]) -> Iterator[None]:
+        """Have ``call`` called if the outcome comes within the block; nothing of it is left."""
+        self.when_done(call)
+        try:
+            yield
+        finally:
+            self.no_longer(call)
+
+    def _patience(self, timeout_s: float | None) -> Patience:
+        return Patience(timeout_s, self._sender.reply_timeout_s)
+
+    def _result(self, patience: Patience) -> Reply:
+        if self._outcome is None:
+            raise JobTimeout(
+                f"Job {self.id} has no reply after {patience}. It waits, runs, or is lost with a "
+                "Redis that was emptied: `fleet status` says what waits. Ask again, cancel() it, "
+                "or give it longer: timeout_s=math.inf waits for ever."
+            )
+        if isinstance(self._outcome, Reply):
+            return self._outcome
+        # The same error may be raised many times; it must not drag all tracebacks along.
+        raise self._outcome.with_traceback(None)
+
+
+def _of_another_process(job: Job) -> JobTimeout:
+    return JobTimeout(
+        f"Job {job.id} was sent by the process that this one was forked from, and its reply goes "
+        "there. Wait for it there, or send the job here."
+    )
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
