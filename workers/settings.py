@@ -37,6 +37,7 @@ _READ_ELSEWHERE: Final = frozenset(
         "FLEET_CACHE",
         _MACHINE,
         "FLEET_PREFIX",
+        "FLEET_REPLY_TIMEOUT_S",
         "FLEET_MAX_BODY_BYTES",
     }
 )
