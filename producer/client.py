@@ -23,13 +23,19 @@ from producer.envelope import Submission
 from producer.inbox import Inbox
 from producer.job import Job
 from producer.replies import Reply
-from producer.tasks import priority_and_number, register
+from producer.tasks import Infer, priority_and_number, register
 
 __all__ = ["Client", "Job", "Reply"]
 
 #: submit_many sends this many jobs, or this many bytes, in one round trip.
 _SEND_AT_ONCE: Final = 128
 _SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+
+
+def _let_go(inbox: Inbox, infer: Infer) -> None:
+    """Close what a client has open."""
+    inbox.stop()
+    infer.publisher.close()
 
 
 class _Packed(NamedTuple):
@@ -48,7 +54,7 @@ class Client:
         self._settings = app.settings
         self._infer = register(app)
         self._inbox = Inbox(app, self.id)
-        weakref.finalize(self, self._inbox.stop)
+        weakref.finalize(self, _let_go, self._inbox, self._infer)
 
     def __enter__(self) -> Client:
         return self

@@ -150,7 +150,7 @@ class Results:
     def close(self) -> None:
         """Close the connections; a later look opens them again."""
         for client in filter(None, (self._results, self._broker)):
-            client.connection_pool.disconnect()
+            client.close()
 
 
 class Inbox:

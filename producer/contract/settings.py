@@ -136,10 +136,11 @@ def redacted(url: str) -> str:
 def redis_client(url: str, **options: Any) -> redis.Redis:
     """Return a client for ``url`` with our timeouts, and with no hidden repeats of commands.
 
-    ``options`` go to the connection pool and win over the defaults.
+    Closing it closes its connections. ``options`` go to the connection pool and win over the
+    defaults.
     """
     pool = redis.ConnectionPool(**{**Server.from_url(url).pool_options(), **options})
-    return redis.Redis(connection_pool=pool)
+    return redis.Redis.from_pool(pool)
 
 
 def reading_options() -> dict[str, Any]:

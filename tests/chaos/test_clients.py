@@ -27,6 +27,7 @@ from producer.tasks import Infer, register
 from tests.support.engines import row, starts
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
+from tests.support.waits import Answers, finish, waits
 from tests.support.worker import ROOT, SCRIPTED, config_folder, running_worker
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -157,6 +158,21 @@ def test_all_that_wait_get_their_replies(
 
         looking.ping()
         wait_until(silent, what="the connections of the client to be gone", timeout_s=5)
+
+
+def test_waits_outlast_an_outage(broker: TestServer) -> None:
+    """Longer than the 20 s after which Celery's own consumer of results gives up."""
+    settings = Settings(broker_url=broker.url)
+    with waits(settings, timeout_s=60) as made:
+        time.sleep(1)
+        broker.kill()
+        time.sleep(25)
+        broker.start()
+        with broker.client() as client:
+            for wait in made:
+                Answers(settings).store(client, wait)
+
+        print(finish(made, within_s=10))
 
 
 def test_a_client_that_is_killed_leaves_nothing_behind(

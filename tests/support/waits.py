@@ -8,7 +8,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import redis
@@ -125,11 +125,18 @@ class Answers:
         meta = backend._get_result_meta(outputs, states.SUCCESS, None, request)
         return backend.encode({**meta, "task_id": job_id})
 
-    def store(self, client: redis.Redis, wait: Wait, *, announce: bool = True) -> None:
-        """Answer each job of ``wait`` with its number, and say so if ``announce``."""
+    def store(
+        self,
+        client: redis.Redis,
+        wait: Wait,
+        *,
+        announce: bool = True,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Answer each job of ``wait`` with its number and ``more``, and say so if ``announce``."""
         with client.pipeline(transaction=False) as pipe:
             for number, job_id in enumerate(wait.ids):
-                payload = self.payload(job_id, {"i": number})
+                payload = self.payload(job_id, {"i": number, **(more or {})})
                 key = self._keys.result(job_id)
                 pipe.set(key, payload, ex=600)
                 if announce:
@@ -150,6 +157,3 @@ def finish(made: list[Wait], within_s: float) -> dict[str, float]:
         assert wait.error is None, f"{wait.way}: {wait.error!r}"
         assert wait.got == list(range(COUNTS[wait.way])), wait.way
     return took
-
-
-Fault = Callable[[], object]
