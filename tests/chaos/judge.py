@@ -17,8 +17,8 @@ from tests.chaos.witness import Witness, read_results, stored_results
 from tests.support.waiting import wait_until
 
 _ORPHANS_EVERY_S: Final = 1.0
-_CONSUMERS_GONE_S: Final = 90.0
-_LAST_JOB_S: Final = 180.0
+#: Whatever must come comes within this time.
+_PATIENCE_S: Final = 180.0
 
 
 class Judge:
@@ -44,14 +44,17 @@ class Judge:
                 for job_id, text in read_results(client, orphans).items():
                     self._account.answered(job_id, text)
 
-    def wait(self, true: Callable[[], bool], *, what: str) -> None:
-        """Wait until ``true`` is, reading the books."""
+    def wait(self, true: Callable[[], bool], *, what: str, every_s: float = 0.02) -> None:
+        """Wait until ``true`` is, reading the books; an invariant is broken when it never is."""
 
         def look() -> bool:
             self.look()
             return true()
 
-        wait_until(look, what=what, timeout_s=_LAST_JOB_S)
+        try:
+            wait_until(look, what=what, timeout_s=_PATIENCE_S, every_s=every_s)
+        except AssertionError as error:
+            self.broken(str(error))
 
     def doom(self, dooms: list[Doom], each: Round) -> None:
         """Note the instances that a fault ended."""
@@ -86,9 +89,12 @@ class Judge:
 
     # -- at the end
 
-    def judge(self) -> None:
-        """Wait for the last job, look at everything, end the fleet, look at what is left of it."""
-        self._wait_for_the_last_job()
+    def judge(self, *, patient: bool) -> None:
+        """Wait for the last job, look at everything, end the fleet, look at what is left of it.
+
+        ``patient``: wait until the consumers of dead processes are forgotten, too.
+        """
+        self.wait(self._ended, what="the last job", every_s=0.2)
         self.check("at the end")
         with self._fleet.server.client() as client:
             stored, fenced = stored_results(client)
@@ -102,29 +108,23 @@ class Judge:
         for line in verdicts.lines():
             self.broken(line)
         self._count(verdicts)
-        self._judge_server()
+        self._judge_server(patient=patient)
         self._judge_end()
 
-    def _wait_for_the_last_job(self) -> None:
-        def ended() -> bool:
-            self.look()
-            with self._fleet.server.client() as client:
-                return quiet(client) and not self._account.missing()
+    def _ended(self) -> bool:
+        with self._fleet.server.client() as client:
+            return quiet(client) and not self._account.missing()
 
-        try:
-            wait_until(ended, what="the last job", timeout_s=_LAST_JOB_S, every_s=0.2)
-        except AssertionError as error:
-            self.broken(str(error))
-
-    def _judge_server(self) -> None:
+    def _judge_server(self, *, patient: bool) -> None:
         parents = [worker.pid for worker in self._fleet.workers]
         with self._fleet.server.client() as client:
-            deadline_s = time.monotonic() + _CONSUMERS_GONE_S
-            while strange := list(invariants.strange_consumers(client, parents)):
-                if time.monotonic() > deadline_s:
-                    break
-                time.sleep(1)
-            for line in [*strange, *invariants.left_in_redis(client)]:
+            if patient:
+                self.wait(
+                    lambda: not list(invariants.strange_consumers(client, parents)),
+                    what="consumers of living processes alone",
+                    every_s=1,
+                )
+            for line in invariants.left_in_redis(client):
                 self.broken(line)
 
     def _judge_end(self) -> None:

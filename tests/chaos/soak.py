@@ -10,7 +10,7 @@ from typing import Final
 from tests.chaos.faults import EACH, drawn
 from tests.chaos.fleet import Fleet
 from tests.chaos.memory import Sampler, latest_mb, slopes_mb
-from tests.chaos.table import Minute, Report
+from tests.chaos.table import Minute, Report, Round
 from tests.chaos.trial import Trial
 
 _CALIBRATE_S: Final = 8.0
@@ -35,29 +35,34 @@ class Soak:
         """Let the load go on and faults strike, judge, and return what was measured."""
         full_rate = self._calibrate()
         tell(f"full rate {full_rate:.0f} jobs/s; {self._load:.0%} of it from now on")
-        began_s = time.monotonic()
-        with Sampler(self._trial.fleet) as sampler:
-            with Feeder(self._trial.fleet, full_rate * self._load):
-                for number, fault in enumerate(self._faults, 1):
-                    self._idle_until(began_s + (number - 0.5) * self._every_s)
-                    each = self._trial.strike(fault, self._trial.fleet.numbers(1))
-                    self._trial.judge.check(f"round {number}")
-                    self._idle_until(began_s + number * self._every_s)
-                    minute = Minute(
-                        minute=(time.monotonic() - began_s) / 60,
-                        fault=fault.name,
-                        recovery_s=each.recovery_s,
-                        jobs_per_s=self._rate(),
-                        memory_mb=latest_mb(sampler.samples),
-                    )
-                    self._trial.report.minutes.append(minute)
-                    tell(minute.line())
-            growth = slopes_mb(sampler.samples, from_age_s=_FLAT_AFTER_S)
-        self._trial.report.growth_mb = growth
+        fleet, began_s = self._trial.fleet, time.monotonic()
+        with Sampler(fleet) as sampler, Feeder(fleet, full_rate * self._load):
+            for number, fault in enumerate(self._faults, 1):
+                self._idle_until(began_s + (number - 0.5) * self._every_s)
+                each = self._trial.strike(fault, fleet.numbers(1))
+                self._trial.judge.check(f"fault {number}")
+                self._idle_until(began_s + number * self._every_s)
+                minute = self._minute(time.monotonic() - began_s, each, sampler)
+                self._trial.report.minutes.append(minute)
+                tell(minute.line())
+        self._judge_memory(sampler)
+        return self._trial.end()
+
+    def _minute(self, at_s: float, each: Round, sampler: Sampler) -> Minute:
+        return Minute(
+            minute=at_s / 60,
+            fault=each.fault,
+            recovery_s=each.recovery_s,
+            jobs_per_s=self._rate(),
+            memory_mb=latest_mb(sampler.samples),
+        )
+
+    def _judge_memory(self, sampler: Sampler) -> None:
+        growth = slopes_mb(sampler.samples, from_age_s=_FLAT_AFTER_S)
+        self._trial.report.samples, self._trial.report.growth_mb = sampler.samples, growth
         for kind, grown_mb in growth.items():
             if grown_mb > MOST_GROWTH_MB:
                 self._trial.judge.broken(f"{kind}: {grown_mb:.2f} MB more in ten minutes")
-        return self._trial.end()
 
     def _calibrate(self) -> float:
         """Return how many jobs the whole fleet starts in a second when there are always more."""

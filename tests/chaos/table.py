@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tests.chaos.memory import Sample
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Round:
@@ -58,6 +60,7 @@ class Report:
     rounds: list[Round] = dataclasses.field(default_factory=list)
     #: Of a soak.
     minutes: list[Minute] = dataclasses.field(default_factory=list)
+    samples: list[Sample] = dataclasses.field(default_factory=list)
     #: By kind of process, in ten minutes.
     growth_mb: dict[str, float] = dataclasses.field(default_factory=dict)
     #: How many jobs were started once, twice, ...

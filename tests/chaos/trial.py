@@ -32,6 +32,8 @@ class Trial:
     judge: Judge
     report: Report
     chance: random.Random
+    #: Whether to wait for what takes its time: a dead parent's consumers live for another minute.
+    patient: bool
     began_s: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -57,13 +59,13 @@ class Trial:
 
     def end(self) -> Report:
         """Judge, and return what was measured."""
-        self.judge.judge()
+        self.judge.judge(patient=self.patient)
         self.report.took_s = time.monotonic() - self.began_s
         return self.report
 
 
 @contextlib.contextmanager
-def trial(shape: Shape, seed: int) -> Iterator[Trial]:
+def trial(shape: Shape, seed: int, *, patient: bool = True) -> Iterator[Trial]:
     """Put a fleet on trial for the length of the block.
 
     No process of it is left; what they wrote is kept where an invariant is broken.
@@ -82,6 +84,7 @@ def trial(shape: Shape, seed: int) -> Iterator[Trial]:
                 judge=Judge(fleet, account, witness, report),
                 report=report,
                 chance=random.Random(seed),
+                patient=patient,
             )
     if report.broken:
         print(f"what the processes wrote is kept in {folder}")

@@ -50,6 +50,7 @@ class Model:
     def forgive(self, consumer: str) -> int:
         """Take back the starts of what a consumer began; returns of how many jobs."""
         jobs = [job for job, (who, _) in self.begun_by.items() if who == consumer]
+        self.timed_out.difference_update(jobs)
         for job in jobs:
             self.starts[job] -= 1
             if not self.starts[job]:
