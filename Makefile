@@ -7,8 +7,11 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
+ROUNDS ?= 20
+MINUTES ?= 45
+
 .DEFAULT_GOAL := help
-.PHONY: help demo up compose-up compose-test test check format chaos bench clean
+.PHONY: help demo up compose-up compose-test test check format chaos soak bench clean
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -38,8 +41,12 @@ format: .venv/dev.stamp  ## put the code in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-chaos: .venv/dev.stamp  ## kill everything under load (10 minutes)
+chaos: .venv/dev.stamp  ## ROUNDS=20 kills under load, every job judged; then the other slow tests (15 minutes)
+	$(BIN)/python -m tests.chaos.storm --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m pytest -m chaos
+
+soak: .venv/dev.stamp  ## half load for MINUTES=45, with a fault every minute and an eye on memory
+	$(BIN)/python -m tests.chaos.storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/dev.stamp  ## jobs per second beside plain Celery
 	$(BIN)/python -m benchmarks.beside_celery

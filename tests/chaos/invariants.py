@@ -105,10 +105,10 @@ def left_in_redis(client: redis.Redis) -> Iterator[str]:
     if left := client.hlen(KEYS.journal(QUEUE)):
         yield f"{left} jobs left in the journal"
     yield from dead_letters(client)
-    for key in client.scan_iter(count=1000):
-        name = key.decode()
-        if not name.startswith(LASTING) and client.ttl(key) == -1:
-            yield f"key without expiry: {name}"
+    names = (key.decode() for key in client.scan_iter(count=1000))
+    lasting = [n for n in names if not n.startswith(LASTING) and client.ttl(n) == -1]
+    if lasting:
+        yield f"{len(lasting)} keys without expiry: {', '.join(lasting[:_SHOWN])}"
 
 
 def dead_letters(client: redis.Redis) -> Iterator[str]:

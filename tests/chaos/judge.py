@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 
 _ORPHANS_EVERY_S: Final = 1.0
 #: Whatever must come comes within this time.
-_PATIENCE_S: Final = 180.0
+_PATIENCE_S: Final = 90.0
 
 
 class Judge:
@@ -30,6 +30,8 @@ class Judge:
         self._dooms: list[tuple[Doom, Round]] = []
         self._instances: dict[int, int] = fleet.parents_of_instances()
         self._orphans_at_s = 0.0
+        #: Whether something was waited for that never came: nothing after it means much.
+        self.in_vain = False
 
     # -- meanwhile
 
@@ -45,7 +47,7 @@ class Judge:
                     self._account.answered(job_id, text)
 
     def wait(self, true: Callable[[], bool], *, what: str, every_s: float = 0.02) -> None:
-        """Wait until ``true`` is, reading the books; an invariant is broken when it never is."""
+        """Wait until ``true`` is, reading the books; what never comes is a broken invariant."""
 
         def look() -> bool:
             self.look()
@@ -55,6 +57,7 @@ class Judge:
             wait_until(look, what=what, timeout_s=_PATIENCE_S, every_s=every_s)
         except AssertionError as error:
             self.broken(str(error))
+            self.in_vain = True
 
     def doom(self, dooms: list[Doom], each: Round) -> None:
         """Note the instances that a fault ended."""

@@ -70,12 +70,15 @@ def marked(value: str) -> Iterator[Process]:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the memory of a process, with its part of what it shares (PSS)."""
+    """Return the memory that a process has for itself (anonymous).
+
+    What it maps from files comes and goes with its neighbours.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except _GONE:
         return None
     for line in lines:
-        if line.startswith("Pss:"):
+        if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
     return None

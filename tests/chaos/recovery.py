@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from kombu.exceptions import OperationalError
 
@@ -18,8 +17,6 @@ from tests.chaos.sender import MODEL, inputs_of, text_of
 
 #: The error of the measured times.
 LOOK_EVERY_S: Final = 0.25
-
-_TIMEOUT_S: Final = 120.0
 
 
 class Probes:
@@ -44,25 +41,15 @@ class Probes:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def wait_whole(self, since_unix_s: float, look: Callable[[], Any]) -> bool:
-        """Wait until the fleet is whole; False when it takes too long. ``look`` reads the books."""
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            self._send(2 * self._fleet.shape.instances * len(self._fleet.workers))
-            time.sleep(LOOK_EVERY_S)
-            look()
-            if self._whole(since_unix_s):
-                return True
-        return False
-
-    def _whole(self, since_unix_s: float) -> bool:
+    def whole(self, since_unix_s: float) -> bool:
+        """Return whether the fleet is whole; send more of them when it is not."""
         pids = self._fleet.instance_pids()
         last = self._account.last_start_unix_s
-        return (
-            pids is not None
-            and all(last.get(pid, 0.0) > since_unix_s for pid in pids)
-            and self._answered_unix_s > since_unix_s
-        )
+        served = pids is not None and all(last.get(pid, 0.0) > since_unix_s for pid in pids)
+        if served and self._answered_unix_s > since_unix_s:
+            return True
+        self._send(2 * self._fleet.shape.instances * len(self._fleet.workers))
+        return False
 
     def _send(self, count: int) -> None:
         first = self._fleet.numbers(count)

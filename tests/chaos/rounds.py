@@ -35,6 +35,8 @@ class Rounds:
         for number, fault in enumerate(self._faults, 1):
             each = self._round(number, fault)
             tell(self._line(each))
+            if self._judge.in_vain:
+                break
         wanted = self._jobs_a_round * len(self._faults)
         if (missing := wanted - len(self._account.accepted)) > 0:
             self._fleet.send(missing)

@@ -45,6 +45,8 @@ class Soak:
                 minute = self._minute(time.monotonic() - began_s, each, sampler)
                 self._trial.report.minutes.append(minute)
                 tell(minute.line())
+                if self._trial.judge.in_vain:
+                    break
         self._judge_memory(sampler)
         return self._trial.end()
 

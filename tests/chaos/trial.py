@@ -16,7 +16,7 @@ from tests.chaos.account import Account
 from tests.chaos.faults import Fault
 from tests.chaos.fleet import Fleet, Shape, running_fleet
 from tests.chaos.judge import Judge
-from tests.chaos.recovery import Probes
+from tests.chaos.recovery import LOOK_EVERY_S, Probes
 from tests.chaos.table import Report, Round
 from tests.chaos.witness import Witness
 
@@ -52,8 +52,12 @@ class Trial:
         each.unfinished = self.fleet.unfinished()
         began_unix_s = time.time()
         self.judge.doom(fault.strike(self.fleet, self.chance), each)
-        if not self.probes.wait_whole(time.time(), self.judge.look):
-            self.judge.broken(f"not whole again after {fault.name}", f"round {number}")
+        since_unix_s = time.time()
+        self.judge.wait(
+            lambda: self.probes.whole(since_unix_s),
+            what=f"a whole fleet after {fault.name}",
+            every_s=LOOK_EVERY_S,
+        )
         each.recovery_s = time.time() - began_unix_s
         return each
 
