@@ -11,7 +11,7 @@ ROUNDS ?= 20
 MINUTES ?= 45
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up compose-up compose-test test check format chaos soak bench clean
+.PHONY: help demo up compose-up compose-test test test-servers check format chaos soak bench clean
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -30,6 +30,11 @@ compose-test:  ## kill, scale and stop containers under 2,000 jobs (2 minutes)
 
 test: .venv/dev.stamp  ## unit, contract and integration tests
 	$(BIN)/python -m pytest -m "not chaos and not gpu"
+
+test-servers: .venv/dev.stamp  ## the scripts on every server found, and on SERVERS="/path/to/redis-server ..."
+	$(BIN)/python -m pytest -m scripts
+	@for server in $(SERVERS); do \
+		FLEET_TEST_SERVER=$$server $(BIN)/python -m pytest -m scripts || exit 1; done
 
 check: .venv/dev.stamp  ## format, lint, types and import directions
 	$(BIN)/ruff format --check .

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from tests.support.servers import TestServer, running_server
+from tests.support.servers import TestServer, binaries, running_server
 
 # What a developer has set for a fleet of their own must not reach the tests.
 for name in [name for name in os.environ if name.startswith("FLEET_")]:
@@ -23,9 +23,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of the scripts on every server that is here."""
+    if metafunc.definition.get_closest_marker("scripts"):
+        servers = [
+            pytest.param(
+                binary, id=name, marks=() if binary else pytest.mark.skip(f"no {name} server here")
+            )
+            for name, binary in binaries().items()
+        ]
+        metafunc.parametrize("server", servers, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[TestServer]:
-    with running_server() as running:
+def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
+    with running_server(binary=getattr(request, "param", None)) as running:
         yield running
 
 

@@ -30,6 +30,8 @@ from workers.delivery.ledger import (
 )
 from workers.delivery.scripts import send
 
+pytestmark = [pytest.mark.redis, pytest.mark.scripts]
+
 KEYS = Keys()
 QUEUE = "fleet.m"
 

