@@ -213,6 +213,7 @@ class Client:
 
     def _send(self, part: list[_Packed], accepted: list[Job]) -> None:
         """Send a part, and add to ``accepted`` what Redis took of it."""
+        self._infer.publisher.admit()
         self._inbox.expect([packed.job for packed in part])
         replies = self._infer.publisher.replies([packed.command for packed in part])
         refusals = [reply for reply in replies if isinstance(reply, Exception)]

@@ -14,12 +14,16 @@ from typing import Any, Final
 import redis
 from kombu.exceptions import OperationalError
 
+from producer.contract.greeting import HELLO, read_greeting, refuse_cluster
 from producer.contract.names import Keys
 from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
+from producer.memory import INFO_MEMORY, Memory, read_memory, too_full
 from producer.transport import is_full, overloaded
 
-#: How long the list of models that workers serve is believed.
-MODELS_FRESH_S = 1.0
+#: How long it is believed which models workers serve, and how full the broker is.
+FRESH_S = 1.0
+#: A broker that does not tell how full it is is not asked again before this.
+_ASK_AGAIN_S: Final = 60.0
 #: No answer in this time is an error: whoever sends would rather know than wait.
 _ANSWER_S: Final = 5.0
 #: A connection that was idle for longer may be dead without anybody knowing: it is asked first.
@@ -50,8 +54,12 @@ class Publisher:
         #: Connections and when they were last used, in monotonic time.
         self._idle: list[tuple[Any, float]] = []
         self._pid = os.getpid()
+        self._watermark = settings.memory_watermark
         self._models: frozenset[str] = frozenset()
-        self._models_read_at = -MODELS_FRESH_S
+        self._memory: Memory | None = None
+        self._ask_memory_at = 0.0
+        self._looked_at = -FRESH_S
+        self._greeted = False
 
     def send(self, *commands: Sequence[Argument]) -> list[Any]:
         """Run ``commands`` in one round trip and return their replies.
@@ -85,13 +93,42 @@ class Publisher:
 
     def known_models(self, wanted: str) -> frozenset[str]:
         """Return the models that workers serve; read again when stale, or before a refusal."""
-        now = time.monotonic()
         would_refuse = bool(self._models) and wanted not in self._models
-        if would_refuse or now - self._models_read_at > MODELS_FRESH_S:
-            (names,) = self.send(("ZRANGEBYSCORE", self.keys.models, time.time(), "+inf"))
-            self._models = frozenset(name.decode() for name in names)
-            self._models_read_at = now
+        self._look(at_once=would_refuse)
         return self._models
+
+    def admit(self) -> None:
+        """Raise Overloaded while the broker's memory is so full that workers need the rest.
+
+        To be called before jobs are sent; what else is sent is never held back.
+        """
+        self._look()
+        if self._memory is not None and self._memory.is_above(self._watermark):
+            raise too_full(self._memory, self._watermark)
+
+    def _look(self, *, at_once: bool = False) -> None:
+        """Read what is to be known before jobs are sent, in one round trip, when it is stale."""
+        now = time.monotonic()
+        if now - self._looked_at <= FRESH_S and not at_once:
+            return
+        asked: dict[str, Sequence[Argument]] = {
+            "models": ("ZRANGEBYSCORE", self.keys.models, time.time(), "+inf")
+        }
+        if not self._greeted:
+            asked["greeting"] = HELLO
+        if now >= self._ask_memory_at:
+            asked["memory"] = INFO_MEMORY
+        replies = dict(zip(asked, self.replies(list(asked.values())), strict=True))
+        if "greeting" in replies:
+            refuse_cluster(read_greeting(replies["greeting"]), self._url)
+            self._greeted = True
+        if "memory" in replies:
+            self._memory = read_memory(replies["memory"])
+            self._ask_memory_at = 0.0 if self._memory else now + _ASK_AGAIN_S
+        if isinstance(replies["models"], Exception):
+            raise replies["models"]
+        self._models = frozenset(name.decode() for name in replies["models"])
+        self._looked_at = now
 
     def close(self) -> None:
         """Close the connections that are not in use."""

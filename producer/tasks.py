@@ -95,6 +95,7 @@ class Infer(Task):
             raise ConfigError(_NOT_HERE)
         args, kwargs = tuple(args or ()), dict(kwargs or {})
         call = self.check(parse_call(args, kwargs))
+        self.publisher.admit()
         priority, number = priority_and_number(options.pop("priority", None))
         job = Submission(
             id=options.pop("task_id", None) or str(uuid.uuid4()),

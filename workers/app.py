@@ -31,8 +31,12 @@ _POOL: Final = "workers.pool:InstancePool"
 _EX_USAGE: Final = 2
 
 
-def _refuse(text: str) -> NoReturn:
+def _say(text: str) -> None:
     sys.stderr.write(f"fleet: {' '.join(text.split())}\n")
+
+
+def _refuse(text: str) -> NoReturn:
+    _say(text)
     sys.exit(_EX_USAGE)
 
 
@@ -114,9 +118,7 @@ def instance_bounds(
     if isinstance(asked, int) and asked > 0:
         if asked > slots:
             option = "--autoscale" if autoscale else "-c"
-            sys.stderr.write(
-                f"fleet: {option} {asked}: this worker has {slots} instance(s) and runs them.\n"
-            )
+            _say(f"{option} {asked}: this worker has {slots} instance(s) and runs them.")
         most = min(asked, slots)
     if autoscale:
         least = max(1, autoscale[1])
@@ -137,7 +139,8 @@ def _look_before_start(
         _refuse(text)
     try:
         settings = WorkerSettings.load()
-        check(settings)
+        for warning in check(settings):
+            _say(warning)
         conf.fleet_models = models_to_serve(options.get("queues"), settings)
         conf.fleet_bounds = instance_bounds(
             cpu.slots(threads=settings.threads, wanted=settings.instances),

@@ -39,6 +39,7 @@ _READ_ELSEWHERE: Final = frozenset(
         "FLEET_PREFIX",
         "FLEET_REPLY_TIMEOUT_S",
         "FLEET_MAX_BODY_BYTES",
+        "FLEET_MEMORY_WATERMARK",
     }
 )
 

@@ -175,6 +175,10 @@ class Settings:
     prefix: str = ""
     #: The largest packed job; a larger one is refused where it is sent.
     max_body_bytes: int = 64 * 1024 * 1024
+    #: New jobs are refused while the broker uses more than this part of its maxmemory. The rest is
+    #: for what workers write to get rid of the jobs that wait: results, fences, callbacks, their
+    #: own status. A full server refuses some of it. 1: jobs are refused only by a full server.
+    memory_watermark: float = 0.9
 
     def __post_init__(self) -> None:
         if not self.result_url:
@@ -183,10 +187,16 @@ class Settings:
             object.__setattr__(self, "reply_timeout_s", float(self.result_ttl_s))
         Server.from_url(self.broker_url)
         Server.from_url(self.result_url)
-        for name in ("result_ttl_s", "fence_ttl_s", "reply_timeout_s", "max_body_bytes"):
+        positive = ("result_ttl_s", "fence_ttl_s", "reply_timeout_s", "max_body_bytes")
+        for name in (*positive, "memory_watermark"):
             # Not <= 0, which lets NaN through.
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be greater than 0.")
+        if self.memory_watermark > 1:
+            raise ConfigError(
+                f"memory_watermark is {self.memory_watermark:g}. It is a part of maxmemory: 1 at "
+                "most."
+            )
 
     def __repr__(self) -> str:
         shown = ", ".join(
@@ -229,4 +239,5 @@ _VARIABLES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "FLEET_REPLY_TIMEOUT_S": ("reply_timeout_s", float),
     "FLEET_PREFIX": ("prefix", str),
     "FLEET_MAX_BODY_BYTES": ("max_body_bytes", int),
+    "FLEET_MEMORY_WATERMARK": ("memory_watermark", float),
 }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,14 +11,13 @@ import pytest
 from producer.client import Client
 from producer.contract.settings import Settings
 from tests.support.engines import row
+from tests.support.refusal import CELERY, FLEET, refusal
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from tests.support.worker import ROOT, SCRIPTED, config_folder, running_worker, write_model
+from tests.support.worker import SCRIPTED, config_folder, running_worker, write_model
 
 pytestmark = pytest.mark.redis
 
-CELERY: Final = (sys.executable, "-m", "celery", "-A", "workers.app", "worker")
-FLEET: Final = (sys.executable, "-m", "producer.cli", "worker")
 NOWHERE: Final = "redis://127.0.0.1:1/0"
 
 
@@ -40,35 +35,6 @@ def guarded(server: TestServer) -> Iterator[TestServer]:
         client.config_set("requirepass", "another")
         yield server
         client.config_set("requirepass", "")
-
-
-def refusal(
-    command: tuple[str, ...], *options: str, server: TestServer, config: Path, url: str = ""
-) -> str:
-    """Start a worker that must not start; return its one line on standard error."""
-    environ = {
-        **os.environ,
-        "FLEET_BROKER_URL": url or server.url,
-        "FLEET_CONFIG": str(config),
-        "PYTHONPATH": str(ROOT),
-    }
-    began_s = time.monotonic()
-    ran = subprocess.run(
-        [*command, *options],
-        env=environ,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
-
-    assert time.monotonic() - began_s < 5
-    assert ran.returncode not in (0, None)
-    assert ran.stdout == ""
-    (line,) = ran.stderr.splitlines()
-    assert line.startswith("fleet: ")
-    return line
 
 
 @pytest.mark.parametrize(

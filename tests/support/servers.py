@@ -102,7 +102,8 @@ class TestServer:
             self._process = None
 
     def _answers(self) -> bool:
-        with self.client() as client:
+        # Not every server of the tests knows the protocol that others are greeted with.
+        with redis.Redis(port=self.port, socket_timeout=10, protocol=2) as client:
             try:
                 return bool(client.ping())
             except redis.RedisError:
@@ -117,8 +118,8 @@ def running_server(*options: str, binary: Path | None = None) -> Iterator[TestSe
     """
     with tempfile.TemporaryDirectory(prefix="fleet-test-") as folder:
         server = TestServer(Path(folder), *options, binary=binary)
-        server.start()
         try:
+            server.start()
             yield server
         finally:
             server.kill()

@@ -1,0 +1,45 @@
+"""A worker that must not start: what it says, in one line, and how soon."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.support.servers import TestServer
+from tests.support.worker import ROOT
+
+CELERY: Final = (sys.executable, "-m", "celery", "-A", "workers.app", "worker")
+FLEET: Final = (sys.executable, "-m", "producer.cli", "worker")
+
+
+def refusal(
+    command: tuple[str, ...], *options: str, server: TestServer, config: Path, url: str = ""
+) -> str:
+    """Start a worker that must not start; return its one line on standard error."""
+    environ = {
+        **os.environ,
+        "FLEET_BROKER_URL": url or server.url,
+        "FLEET_CONFIG": str(config),
+        "PYTHONPATH": str(ROOT),
+    }
+    began_s = time.monotonic()
+    ran = subprocess.run(
+        [*command, *options],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+
+    assert time.monotonic() - began_s < 5
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("fleet: ")
+    return line
