@@ -25,7 +25,8 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of the scripts on every server that is here."""
-    if metafunc.definition.get_closest_marker("scripts"):
+    marked = metafunc.definition.get_closest_marker("scripts")
+    if marked and "server" in metafunc.fixturenames:
         servers = [
             pytest.param(
                 binary, id=name, marks=() if binary else pytest.mark.skip(f"no {name} server here")

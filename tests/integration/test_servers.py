@@ -16,7 +16,7 @@ from producer.contract.names import FREE, GROUP, Keys, Priority
 from tests.support.servers import TestServer
 from workers.delivery import ledger as delivery
 from workers.delivery import scripts
-from workers.delivery.ledger import Claimed, End, Entry, Ledger, Verdict, Wish
+from workers.delivery.ledger import Claimed, End, Entry, Ledger, Note, Verdict, Wish
 from workers.delivery.scripts import send
 
 pytestmark = [pytest.mark.redis, pytest.mark.scripts]
@@ -32,7 +32,7 @@ def ledger(consumer: str) -> Ledger:
 
 @pytest.fixture
 def broker(client: redis.Redis) -> Iterator[redis.Redis]:
-    delivery.ensure_groups(client, KEYS, [QUEUE])
+    send(client, delivery.ensure_groups(KEYS, [QUEUE]))
     yield client
     client.flushall()
 
@@ -49,7 +49,7 @@ def claim(broker: redis.Redis, who: Ledger) -> Claimed | None:
 
 
 def begin(broker: redis.Redis, who: Ledger, claimed: Claimed) -> list[Verdict]:
-    jobs = [(entry, entry.job_id or "") for entry in claimed.entries]
+    jobs = [(entry, entry.job_id or "", ()) for entry in claimed.entries]
     return [verdict for verdict, _ in send(broker, who.begin(QUEUE, jobs))[0]]
 
 
@@ -151,11 +151,10 @@ def test_what_happens_seldom_works_on_a_full_server_too(broker: redis.Redis) -> 
     time.sleep(0.05)
     try:
         # A start taken back of three is a write of the record that a full server must allow.
-        forgiven = send(broker, ledger("ours").forgive(QUEUE))[0]
+        forgiven = send(broker, ledger("ours").unfinished(QUEUE, Note.FORGIVE))[0]
         moved = send(broker, delivery.move_due(KEYS, QUEUE, now_unix_s=50.0))[0]
         send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=0.02))
         (rung,) = ledger("ours").doorbell(broker, [QUEUE], 0.1)
-        delivery.ensure_groups(broker, KEYS, [QUEUE])
     finally:
         broker.config_set("maxmemory", 0)
 

@@ -46,7 +46,10 @@ GROUPS: Final = _read("groups")
 BRIDGE: Final = _read("bridge")
 
 #: Every script there is.
-ALL: Final = (CLAIM, BEGIN, COMPLETE, BURY, RELEASE, FORGIVE, RENEW, TAKE_OVER, MOVE_DUE)
+ALL: Final = (
+    *(CLAIM, BEGIN, COMPLETE, BURY, RELEASE, UNFINISHED),
+    *(RENEW, TAKE_OVER, MOVE_DUE, GROUPS, BRIDGE),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
