@@ -167,11 +167,7 @@ class Keeper(threading.Thread):
         send(self._client, delivery.ensure_groups(self._keys, self._queues))
 
     def _renew(self) -> None:
-        consumers = self._consumers()
-        if consumers:
-            send(self._client, delivery.renew(self._keys, self._queues, consumers))
-        else:
-            self._client.ping()
+        send(self._client, delivery.renew(self._keys, self._queues, self._consumers()))
         self._hold_off.renewed(now_s=time.monotonic())
 
     def _release_dead(self) -> None:

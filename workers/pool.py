@@ -11,16 +11,19 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from types import FrameType
 from typing import Any, Final
 
+import redis
 from celery.concurrency.base import BasePool
 from celery.worker import state as celery_state
 
 from producer.contract.counters import add_counters
 from producer.contract.names import INFER_TASK, Keys
+from producer.contract.reach import why_not
 from producer.contract.settings import Settings, redis_client
 from workers.autoscale import Policy
 from workers.keeper import Keeper
@@ -58,6 +61,7 @@ class InstancePool(BasePool):
             on_death=self._died,
         )
         where = Settings.from_env()
+        self._url = where.broker_url
         self.keys = Keys(prefix=where.prefix)
         self.keeper = Keeper(
             client=redis_client(where.broker_url),
@@ -88,7 +92,13 @@ class InstancePool(BasePool):
         """Start every instance before the first job can reach any."""
         self._take_signals()
         threading.Thread(target=self._enforce_grace, daemon=True, name="grace").start()
-        self.keeper.prepare()
+        try:
+            self.keeper.prepare()
+        except redis.RedisError as error:
+            # What preflight could not see: a right that the user lacks, a replica. Celery would end
+            # in a traceback.
+            sys.stderr.write(f"fleet: {why_not(error, self._url)}\n")
+            raise SystemExit(2) from None
         self.keeper.start()
         self.processes.start()
         self.scaler.start()

@@ -44,6 +44,8 @@ def why_not(error: Exception, url: str, *, variable: str = "FLEET_BROKER_URL") -
                 f"{where} does not answer within {ANSWER_WITHIN_S:g} s. Check {variable}, and "
                 "whether a firewall lies between."
             )
+        case redis.exceptions.BusyLoadingError():
+            return f"{where} still loads its file. Try again in a moment."
         case redis.ConnectionError() | OSError():
             return (
                 f"There is no Redis at {where} ({error}) Check {variable}, or start a server of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +81,23 @@ def test_a_flood_in_one_list_delays_no_renewal_and_no_release(
     assert longest_s < CLAIM_TTL_S * 2 / 3
     assert freed_at > FLOOD / 2
     assert broker.xlen(KEYS.stream("fleet.flooded", Priority.NORMAL)) == FLOOD
+
+
+def test_after_a_time_in_which_nobody_could_renew_others_have_time_to(
+    broker: redis.Redis, keeper: Keeper
+) -> None:
+    """The keeper's own instances hold nothing, so that only the attempt tells it of the trouble."""
+    keeper.start()
+    claim(broker, "other")
+    time.sleep(CLAIM_TTL_S)
+    broker.replicaof("127.0.0.1", "1")
+    time.sleep(3 * CLAIM_TTL_S)
+    broker.replicaof("NO", "ONE")
+    ended_s = time.monotonic()
+
+    wait_until(lambda: FREE in idle_s(broker), what="the take-over", every_s=0.01)
+
+    assert time.monotonic() - ended_s > CLAIM_TTL_S / 3
 
 
 def test_a_look_into_empty_lists_is_no_script(broker: redis.Redis, keeper: Keeper) -> None:

@@ -85,6 +85,7 @@ def test_an_entry_that_was_deleted_while_claimed_ends_without_a_result(
 
     assert pending(broker) == 0
     assert broker.xinfo_consumers(NORMAL, GROUP) == []
+    assert not broker.exists(KEYS.journal(QUEUE))
 
 
 def test_claims_of_a_dead_consumer_outlive_its_deleted_entries(broker: redis.Redis) -> None:

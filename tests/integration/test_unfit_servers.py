@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -19,6 +19,7 @@ from producer.tasks import register
 from tests.support.engines import row
 from tests.support.refusal import FLEET, refusal
 from tests.support.servers import TestServer, running_server
+from tests.support.waiting import wait_until
 from tests.support.worker import running_worker
 from workers import preflight
 from workers.settings import WorkerSettings
@@ -26,13 +27,14 @@ from workers.settings import WorkerSettings
 pytestmark = pytest.mark.redis
 
 INPUTS = {"x": row()}
+SLOTS = range(16384)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestServer]:
     """Run a cluster of one node that holds every slot, so that each single command works."""
     with running_server("--cluster-enabled", "yes") as node, node.client() as client:
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        client.execute_command("CLUSTER", "ADDSLOTS", *SLOTS)
         yield node
 
 
@@ -88,10 +90,9 @@ def test_an_app_is_told_of_a_cluster_at_its_first_job(cluster: TestServer, slots
     app = make_app(Settings(broker_url=cluster.url))
     infer = register(app)
     client = Client(Settings(broker_url=cluster.url))
-    range_: Any = (0, 16383)
     with cluster.client() as node:
         if slots == "none served":
-            node.execute_command("CLUSTER", "DELSLOTSRANGE", *range_)
+            node.execute_command("CLUSTER", "DELSLOTS", *SLOTS)
         try:
             for send in (
                 lambda: infer.delay("m", INPUTS),
@@ -104,7 +105,7 @@ def test_an_app_is_told_of_a_cluster_at_its_first_job(cluster: TestServer, slots
             assert node.dbsize() == 0
         finally:
             if slots == "none served":
-                node.execute_command("CLUSTER", "ADDSLOTSRANGE", *range_)
+                node.execute_command("CLUSTER", "ADDSLOTS", *SLOTS)
     infer.publisher.close()
     app.close()
     client.close()
@@ -159,3 +160,49 @@ def test_a_worker_says_what_it_was_warned_of_and_works(
 
     assert len(said) == 1
     assert "maxmemory-policy" in said[0]
+
+
+@pytest.mark.parametrize("trouble", ["a user without a right", "a replica"])
+def test_what_shows_only_at_the_first_write_is_one_line_too(
+    client: redis.Redis, server: TestServer, managed: str, config: Path, trouble: str
+) -> None:
+    if trouble == "a replica":
+        client.replicaof("127.0.0.1", "1")
+    else:
+        client.execute_command("ACL", "SETUSER", "app", "-evalsha")
+    try:
+        with running_worker(
+            server, config, environ={"FLEET_BROKER_URL": managed}, wait=False
+        ) as worker:
+            assert worker.process is not None
+            assert worker.process.wait(20) == 2
+            *_, last = worker.log().splitlines()
+            assert "Traceback" not in worker.log()
+    finally:
+        client.replicaof("NO", "ONE")
+
+    assert last.startswith("fleet: ")
+    assert "FLEET_BROKER_URL" in last
+    assert "a-secret" not in last
+
+
+def test_a_server_that_loads_its_file_is_not_called_absent() -> None:
+    def told(url: str) -> str | None:
+        """Return what is said once the server listens."""
+        try:
+            return f"no complaint, but {warnings(url)}"
+        except ConfigError as error:
+            return None if "There is no Redis" in str(error) else str(error)
+
+    with running_server() as server:
+        with server.client() as client, client.pipeline(transaction=False) as pipe:
+            for _ in range(10_000):
+                pipe.incr("ballast")
+            pipe.execute()
+        server.stop()
+        # Microseconds for each command of the file.
+        server.start("--key-load-delay", "400", wait=False)
+
+        text = wait_until(partial(told, server.url), what="an answer", every_s=0.005)
+
+    assert "still loads its file" in text

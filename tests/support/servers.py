@@ -51,25 +51,29 @@ class TestServer:
     __test__ = False
 
     def __init__(self, folder: Path, *options: str, binary: Path | None = None) -> None:
-        self._folder, self._options = folder, options
+        self.folder, self._options = folder, options
         self._binary = binary or next(iter(binaries().values()))
         self.port = _free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it, or start it again with what its file holds; returns when it answers."""
+    def start(self, *options: str, wait: bool = True) -> None:
+        """Start it, or start it again with what its file holds; returns when it answers.
+
+        ``options`` are for this time alone.
+        """
         self._process = subprocess.Popen(
             [
                 str(self._binary),
-                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)),
+                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)),
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
                 *("--maxmemory-policy", "noeviction", "--loglevel", "warning"),
-                *self._options,
+                *(*self._options, *options),
             ],
             stdout=subprocess.DEVNULL,
         )
-        wait_until(self._answers, what="the server to answer")
+        if wait:
+            wait_until(self._answers, what="the server to answer")
 
     @property
     def pid(self) -> int | None:
@@ -126,6 +130,10 @@ def running_server(*options: str, binary: Path | None = None) -> Iterator[TestSe
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port, with another one 10,000 above it for the nodes of a cluster to talk on."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + 10_000 <= 65_535:
+            return port

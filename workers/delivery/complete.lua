@@ -4,19 +4,29 @@
 -- ARGV  group, consumer, life of a result in seconds, 1 where results lie on another server (else 0), prefixes
 --       of the result, fence and cancelled keys, then per job: number of its stream (from 2, as in KEYS),
 --       entry id, job id, packed result ('' when it is stored already), channel that is told the id ('' for none)
--- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: nothing was done)
+-- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: no result is stored)
 --
 -- Where the result lies on another server, a fence stands for it here as long as it lives there, so that a
 -- copy of the job that comes later is known to be answered.
 --
--- First write: XACK; a full server allows it, and then allows the SET.
+-- First write: XACK or HDEL; a full server allows both, and then allows the SET.
 local group, consumer, ttl_s, apart = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local result, fence, cancelled = ARGV[5], ARGV[6], ARGV[7]
 local journal = KEYS[1]
 local out, told = {}, {}
 
+-- A record whose entry somebody deleted belongs to no holder that would end it.
+local function forget(stream, id, job)
+  local entry = stream .. ' ' .. id .. ' '
+  local record = redis.call('HGET', journal, job)
+  if record and string.sub(record, 1, #entry) == entry and #redis.call('XRANGE', stream, id, id) == 0 then
+    redis.call('HDEL', journal, job)
+  end
+  return 'lost'
+end
+
 local function complete(stream, id, job, payload)
-  if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 'lost' end
+  if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return forget(stream, id, job) end
   redis.call('XACK', stream, group, id)
   redis.call('XDEL', stream, id)
   redis.call('HDEL', journal, job)

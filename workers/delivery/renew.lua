@@ -5,8 +5,11 @@
 -- out   number of claims renewed
 --
 -- Asks Redis what each consumer holds and renews that in the same script: an entry that was taken over
--- meanwhile is not stolen back. First write: XCLAIM; a full server allows it.
+-- meanwhile is not stolen back. Writes also where nothing is held: whoever renews in vain knows that
+-- nobody else could, and takes over nothing soon after.
+-- First write: DEL, of nothing; a full server allows it.
 local group, renewed = ARGV[1], 0
+redis.call('DEL', KEYS[1] .. ':none')
 for _, stream in ipairs(KEYS) do
   for i = 2, #ARGV do
     local from = '-'
