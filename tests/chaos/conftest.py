@@ -1,4 +1,4 @@
-"""Fixtures of the chaos tests: a server of its own for each, because they kill it."""
+"""Fixtures of the chaos tests: servers of their own for each, because they kill them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from tests.support.servers import TestServer, running_server
 
 @pytest.fixture
 def broker() -> Iterator[TestServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def results() -> Iterator[TestServer]:
+    """A second server, for a fleet whose results are not where its jobs are."""
     with running_server() as server:
         yield server
 

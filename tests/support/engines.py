@@ -8,6 +8,7 @@ log, not the results, says how often a job ran.
 
 from __future__ import annotations
 
+import collections
 import enum
 import hashlib
 import os
@@ -15,7 +16,7 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,8 @@ def row(do: Do = Do.OK, argument: float = 0.0, job: int = 0) -> npt.NDArray[np.f
 class Scripted(Engine):
     """Options: ``log`` (file), ``load_s``, ``batch_s``, ``out_of_memory_above`` (rows by
     precision), ``load_fails_while`` (a file: its text is the error, ``abort`` kills the process),
-    ``harmless_while`` (a file: every row is answered, whatever it says), ``width``.
+    ``harmless_while`` (a file: every row is answered, whatever it says), ``held_while`` (a file:
+    no batch ends while it is there), ``width``.
     """
 
     def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
@@ -79,7 +81,9 @@ class Scripted(Engine):
         for job in rows[:, 2]:
             if job >= 1:
                 self._append(f"start {int(job)} {batch}")
-        time.sleep(float(self._options.get("batch_s", 0)) if (rows[:, 2] >= 1).any() else 0)
+        if (rows[:, 2] >= 1).any():
+            time.sleep(float(self._options.get("batch_s", 0)))
+            self._hold_while_told()
         if not Path(self._options.get("harmless_while", "/nonexistent")).exists():
             for do, argument in rows[:, :2]:
                 _act(int(do), float(argument))
@@ -97,6 +101,11 @@ class Scripted(Engine):
             if text == "abort":
                 os.abort()
             raise EngineFailed(text)
+
+    def _hold_while_told(self) -> None:
+        told = Path(self._options.get("held_while", "/nonexistent"))
+        while told.exists():
+            time.sleep(0.02)
 
     def _append(self, line: str) -> None:
         if "log" in self._options:
@@ -150,21 +159,38 @@ def _act(do: int, argument: float) -> None:
             raise EngineRefused("told to refuse", invalid=True)
 
 
+class Start(NamedTuple):
+    """One start of a numbered row."""
+
+    job: int
+    pid: int
+    #: Rows of the batch it was in.
+    rows: int
+    at_unix_s: float
+
+
+def started(log: Path) -> list[Start]:
+    """Return every start in the order of the log."""
+    lines = (line.split() for line in (log.read_text().splitlines() if log.exists() else []))
+    return [
+        Start(job=int(words[1]), pid=int(words[2]), rows=int(words[4]), at_unix_s=float(words[5]))
+        for words in lines
+        if words[0] == "start"
+    ]
+
+
 def starts(log: Path) -> dict[int, int]:
     """Return how often each job was started, from the log."""
-    counts: dict[int, int] = {}
-    for line in log.read_text().splitlines() if log.exists() else []:
-        words = line.split()
-        if words[0] == "start":
-            counts[int(words[1])] = counts.get(int(words[1]), 0) + 1
-    return counts
+    return dict(collections.Counter(start.job for start in started(log)))
+
+
+def loads(log: Path) -> list[int]:
+    """Return the process of each load, from the log."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [int(line.split()[1]) for line in lines if line.startswith("load ")]
 
 
 def batches(log: Path) -> list[int]:
     """Return the rows of each batch in the order they were started, from the log."""
-    seen: dict[tuple[str, str], int] = {}
-    for line in log.read_text().splitlines():
-        words = line.split()
-        if words[0] == "start":
-            seen.setdefault((words[2], words[5]), int(words[4]))
+    seen = {(start.pid, start.at_unix_s): start.rows for start in started(log)}
     return list(seen.values())

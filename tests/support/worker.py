@@ -83,7 +83,7 @@ class Worker:
     def wait_ready(self, count: int = 1, timeout_s: float = 30.0) -> None:
         """Wait until ``count`` instances are ready."""
         wait_until(
-            lambda: self._alive() and self._ready() >= count,
+            lambda: self._alive() and len(self.ready_pids()) >= count,
             what=f"{count} ready instances of {self.node}\n{self.log()[-3000:]}",
             timeout_s=timeout_s,
         )
@@ -111,8 +111,9 @@ class Worker:
             what=f"{jobs} counted jobs of {model}",
         )
 
-    def _ready(self) -> int:
-        return sum(instance["state"] == "ready" for instance in self.instances())
+    def ready_pids(self) -> set[int]:
+        """Return the instances that said last that they are ready."""
+        return {instance["pid"] for instance in self.instances() if instance["state"] == "ready"}
 
     def _alive(self) -> bool:
         assert self.process is not None
