@@ -88,6 +88,14 @@ class TestServer:
         """End it in good order."""
         self._end(signal.SIGTERM)
 
+    def shut_down(self) -> None:
+        """End it by the command ``SHUTDOWN NOSAVE``."""
+        assert self._process is not None
+        with self.client() as client:
+            client.shutdown(nosave=True)
+        self._process.wait(timeout=30)
+        self._process = None
+
     def freeze(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
