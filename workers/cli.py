@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,10 +46,8 @@ def worker(celery_options: tuple[str, ...]) -> None:
         # Celery would try to import it before it asks us.
         click.echo(f"fleet: the {pool} pool cannot hold engines; leave -P out.", err=True)
         sys.exit(2)
-    # Kept until the worker can obey it: as process 1 of a container it would be thrown away while
-    # nobody handles it, and a stop would last until the supervisor kills.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
-    # The same process from here on, so that a supervisor's signals reach Celery itself.
+    # The same process from here on, so that a supervisor's signals reach Celery itself. Those that
+    # came already are held back since `producer.entry`.
     command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", *celery_options]
     os.execv(sys.executable, command)
 

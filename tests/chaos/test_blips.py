@@ -141,7 +141,7 @@ def back_to(before: list[tuple[int, int]], servers: Servers) -> list[tuple[int, 
     return now if all(n <= b for n, b in zip(now, before, strict=True)) else None
 
 
-def in_turn(broker: TestServer, results: TestServer) -> list[Servers]:
+def in_turn(broker: TestServer, results: TestServer) -> Sequence[Servers]:
     return [[broker], [results], [broker, results], [broker], [results]][:REPEATS]
 
 

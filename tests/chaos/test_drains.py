@@ -181,7 +181,7 @@ def test_redis_is_away_when_it_is_told_to_end(
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    "signals",
     [
         (signal.SIGTERM, signal.SIGTERM),
         (signal.SIGINT, signal.SIGINT),
@@ -193,9 +193,9 @@ def test_a_second_signal_ends_it_at_once(
     config: Path,
     client: Client,
     log: Path,
-    first: signal.Signals,
-    second: signal.Signals,
+    signals: tuple[signal.Signals, signal.Signals],
 ) -> None:
+    first, second = signals
     with busy_worker(broker, config) as worker:
         send(client, log, slow_s=120)
         assert worker.process is not None
