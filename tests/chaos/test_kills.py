@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import collections
 import os
-import random
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from producer.client import Client, Job
 from producer.contract.names import GROUP, Keys
 from producer.contract.settings import Settings
-from tests.support.engines import Do, row, starts
+from tests.support.engines import row, starts
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, alive, config_folder, running_worker
@@ -36,11 +34,7 @@ QUEUE = f"fleet.{MODEL}"
 @pytest.fixture
 def config(log: Path) -> Iterator[Path]:
     options = {"log": str(log), "batch_s": 0.01}
-    models = {
-        MODEL: {**SCRIPTED, "options": options},
-        "wide": {**SCRIPTED, "options": {**options, "width": 8192}},
-    }
-    with config_folder(models) as folder:
+    with config_folder({MODEL: {**SCRIPTED, "options": options}}) as folder:
         yield folder
 
 
@@ -140,36 +134,3 @@ def test_redis_is_killed(broker: TestServer, config: Path, log: Path) -> None:
         answer_all(client, jobs)
         assert_nothing_left(broker, log, JOBS)
         assert worker.instance_pids() == pids
-
-
-@pytest.mark.timeout(420)
-def test_fifty_sigterms_under_load_lose_nothing(
-    broker: TestServer, config: Path, log: Path
-) -> None:
-    """Each worker runs batches of a megabyte and is told to end in the middle of them."""
-    rounds, per_round = 50, 120
-    chance = random.Random(1)
-    client = Client(Settings(broker_url=broker.url))
-    jobs: list[Job] = []
-    ends: list[tuple[int, float]] = []
-    # 32 rows of 8,192 floats are a batch of 1 MiB; only the first three say what to do.
-    for turn in range(rounds):
-        with running_worker(broker, config, instances=1, node=f"w{turn}", wait=False) as worker:
-            wide = np.zeros((1, 8192), dtype=np.float32)
-            for number in range(turn * per_round + 1, (turn + 1) * per_round + 1):
-                wide[0, :3] = (Do.OK, 0, number)
-                jobs.append(client.submit("wide", {"x": wide.copy()}))
-            worker.wait_ready()
-            time.sleep(chance.uniform(0, 0.3))
-            began_s = time.monotonic()
-            ends.append((worker.stop(), time.monotonic() - began_s))
-
-    with running_worker(broker, config, instances=2, node="last"):
-        answer_all(client, jobs)
-
-    print(f"exits: {collections.Counter(status for status, _ in ends)}")
-    print(f"slowest exit: {max(took_s for _, took_s in ends):.2f} s")
-    assert {status for status, _ in ends} == {0}
-    assert max(took_s for _, took_s in ends) < 20
-    assert set(starts(log).values()) == {1}
-    assert len(starts(log)) == rounds * per_round
