@@ -21,7 +21,7 @@ import pytest
 
 from producer.client import Client, Job
 from producer.contract.settings import Settings
-from tests.support.engines import loads, row, started, starts
+from tests.support.engines import left_unfinished_by, loads, row, starts
 from tests.support.queues import assert_all_ended, tally
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
@@ -106,15 +106,6 @@ def end_of(worker: Worker, moment: Moment, unfinished: int) -> End:
     return End(moment=moment, status=status, took_s=took_s, unfinished=unfinished)
 
 
-def unfinished_in(log: Path) -> Iterator[int]:
-    """Yield the process of each start that was not its job's last."""
-    last: dict[int, int] = {}
-    for start in started(log):
-        if start.job in last:
-            yield last[start.job]
-        last[start.job] = start.pid
-
-
 def test_a_hundred_sigterms_under_load_all_end_in_time(
     broker: TestServer, config: Path, log: Path
 ) -> None:
@@ -150,5 +141,5 @@ def test_a_hundred_sigterms_under_load_all_end_in_time(
     assert {end.status for end in ends} == {0}
     assert max(end.took_s for end in ends) < GRACE_S
     assert starts(log).keys() == set(range(1, len(load.jobs) + 1))
-    assert set(unfinished_in(log)) <= killed
+    assert left_unfinished_by(log) <= killed
     assert_all_ended(broker, MODEL)

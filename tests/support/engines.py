@@ -184,6 +184,17 @@ def starts(log: Path) -> dict[int, int]:
     return dict(collections.Counter(start.job for start in started(log)))
 
 
+def left_unfinished_by(log: Path) -> set[int]:
+    """Return the processes that started a job which was started again later."""
+    last: dict[int, int] = {}
+    found = set()
+    for start in started(log):
+        if start.job in last:
+            found.add(last[start.job])
+        last[start.job] = start.pid
+    return found
+
+
 def loads(log: Path) -> list[int]:
     """Return the process of each load, from the log."""
     lines = log.read_text().splitlines() if log.exists() else []
