@@ -40,7 +40,7 @@ class Seen:
 
     #: Rows that wait, over all priorities and models; those being run are not among them.
     waiting_rows: float
-    #: What one busy instance answers; None before the first batch.
+    #: What one busy instance answers; None before the first batch, 0 while that one runs.
     rows_per_s: float | None
     #: The share of their time that this worker's instances were busy since the last look, 0 to 1.
     busy: float
@@ -89,7 +89,7 @@ def drain_s(seen: Seen, *, instances: int) -> float:
     Before anything was measured it is long when all are busy with their first batch, and that one
     takes longer than the time between two looks; else there will be a measure at the next.
     """
-    if seen.rows_per_s is None:
+    if not seen.rows_per_s:
         return math.inf if seen.waiting_rows and seen.busy > _ALL_OF_THE_TIME else 0.0
     return seen.waiting_rows / seen.workers / (seen.rows_per_s * max(1, instances))
 
