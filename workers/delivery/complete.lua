@@ -9,7 +9,9 @@
 -- Where the result lies on another server, a fence stands for it here as long as it lives there, so that a
 -- copy of the job that comes later is known to be answered.
 --
--- First write: XACK or HDEL; a full server allows both, and then allows the SET.
+-- First write: DEL or HDEL; a full server allows both, and then allows the SET. What is refused for another
+-- reason, such as a right that the user lacks, ends the script before the job is acknowledged: it keeps its
+-- answer.
 local group, consumer, ttl_s, apart = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local result, fence, cancelled = ARGV[5], ARGV[6], ARGV[7]
 local journal = KEYS[1]
@@ -25,18 +27,23 @@ local function forget(stream, id, job)
   return 'lost'
 end
 
-local function complete(stream, id, job, payload)
-  if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return forget(stream, id, job) end
-  redis.call('XACK', stream, group, id)
-  redis.call('XDEL', stream, id)
-  redis.call('HDEL', journal, job)
-  redis.call('DEL', cancelled .. job)
-  if apart then redis.call('SET', fence .. job, 1, 'EX', ttl_s, 'NX') end
+local function store(job, payload)
   if payload == '' then return 'stored' end
   if redis.call('EXISTS', fence .. job) == 1 then return 'kept' end
   if not redis.call('SET', result .. job, payload, 'EX', ttl_s, 'NX') then return 'kept' end
   redis.call('PUBLISH', result .. job, payload)
   return 'stored'
+end
+
+local function complete(stream, id, job, payload)
+  if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return forget(stream, id, job) end
+  redis.call('DEL', cancelled .. job)
+  local done = store(job, payload)
+  if apart then redis.call('SET', fence .. job, 1, 'EX', ttl_s, 'NX') end
+  redis.call('XACK', stream, group, id)
+  redis.call('XDEL', stream, id)
+  redis.call('HDEL', journal, job)
+  return done
 end
 
 for i = 8, #ARGV, 5 do

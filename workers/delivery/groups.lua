@@ -8,18 +8,11 @@
 redis.call('DEL', KEYS[1] .. ':none')
 local created = 0
 for _, stream in ipairs(KEYS) do
-  local there = false
-  local groups = redis.pcall('XINFO', 'GROUPS', stream)
-  if not groups.err then
-    for _, info in ipairs(groups) do
-      for i = 1, #info, 2 do
-        if info[i] == 'name' and info[i + 1] == ARGV[1] then there = true end
-      end
-    end
-  end
-  if not there then
-    redis.call('XGROUP', 'CREATE', stream, ARGV[1], '0', 'MKSTREAM')
+  local made = redis.pcall('XGROUP', 'CREATE', stream, ARGV[1], '0', 'MKSTREAM')
+  if not made.err then
     created = created + 1
+  elseif not string.find(made.err, 'BUSYGROUP', 1, true) then
+    return made
   end
 end
 return created
