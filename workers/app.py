@@ -48,6 +48,8 @@ except FleetError as error:
     _refuse(str(error))
 app.conf.worker_pool = _POOL
 app.conf.worker_consumer = "workers.consumer:FleetConsumer"
+# The parent runs no task that could be cancelled; unset, Celery warns of it at every reconnect.
+app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
 app.conf.worker_autoscaler = "workers.scaler:CeleryAutoscaler"
 register_infer(app)
 

@@ -50,6 +50,7 @@ from workers.orders import Orders
 from workers.runner import Outcome, Prepared
 from workers.status import State, Status
 from workers.telemetry.events import TaskEvents
+from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +286,9 @@ class ClaimLoop:
     def _recover(self, error: Exception, backoff_s: float) -> None:
         _trouble(error)
         self._unsure = True
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+            # A flush would wait as long again for a server that has fallen silent.
+            self._events.reconnect()
         self._orders.draining.wait(backoff_s)
 
     def _resync(self) -> None:
@@ -316,5 +320,4 @@ class ClaimLoop:
 
 
 def _trouble(error: Exception) -> None:
-    """Log what Redis said; its texts hold no payload, and no password."""
-    logger.warning("redis.trouble", extra={"error": f"{type(error).__name__}: {error}"[:200]})
+    logger.warning("redis.trouble", extra={"error": said(error)})

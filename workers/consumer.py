@@ -4,13 +4,23 @@ heartbeats.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import logging
+import time
+from typing import Any, ClassVar, Final
 
+import redis
 from celery.utils.sysinfo import load_average
 from celery.worker import heartbeat
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.heart import Heart as HeartStep
 from celery.worker.state import SOFTWARE_INFO, all_total_count
+
+from workers.telemetry.logs import said
+
+logger = logging.getLogger(__name__)
+
+#: What Redis refuses it may allow again, when a right is granted or a disk has room.
+_REFUSED_PAUSE_S: Final = 1.0
 
 
 class Heart(heartbeat.Heart):
@@ -67,3 +77,19 @@ class FleetConsumer(Consumer):
             },
             **options,
         )
+
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        super().on_connection_error_before_connected(exc)
+        _leave_in_peace(exc)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        # Celery's own line names the class of the error, and not the command that was refused.
+        logger.warning("redis.trouble", extra={"error": said(exc)})
+        super().on_connection_error_after_connected(exc)
+        _leave_in_peace(exc)
+
+
+def _leave_in_peace(error: Exception) -> None:
+    """Wait before a refused command is tried again: Celery would do that many times a second."""
+    if isinstance(error, redis.ResponseError):
+        time.sleep(_REFUSED_PAUSE_S)

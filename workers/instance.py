@@ -105,4 +105,4 @@ def _renew(client: redis.Redis, ledger: Ledger, models: list[str], every_s: floa
         try:
             send(client, renew(ledger.keys, queues, [ledger.consumer]))
         except redis.RedisError as error:
-            logger.warning("renew.failed", extra={"error": type(error).__name__})
+            logger.warning("renew.failed", extra={"error": logs.said(error)})

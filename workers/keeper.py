@@ -25,6 +25,7 @@ from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
 from workers.delivery.scripts import send
 from workers.processes import Cause, Death
+from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +157,7 @@ class Keeper(threading.Thread):
             if work == self._renew or isinstance(error, redis.ConnectionError | redis.TimeoutError):
                 self._hold_off.failed(now_s=time.monotonic())
             name = work.__name__.strip("_")
-            text = f"{type(error).__name__}: {error}"[:200]
-            logger.warning("keeper.trouble", extra={"work": name, "error": text})
+            logger.warning("keeper.trouble", extra={"work": name, "error": said(error)})
             if "NOGROUP" in str(error):
                 self._guard(self._ensure_groups)
         except Exception:

@@ -22,6 +22,7 @@ from producer.contract.names import Keys, queue_of
 from workers import autoscale
 from workers.autoscale import Policy, Seen
 from workers.processes import Processes
+from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Scaler(threading.Thread):
             held = queues.count(self._client, self._keys, map(queue_of, self._models))
             workers = self._workers()
         except redis.RedisError as error:
-            logger.warning("scaler.blind", extra={"error": type(error).__name__})
+            logger.warning("scaler.blind", extra={"error": said(error)})
             return None
         elapsed_s = max(work.at_s - last.at_s, 1e-3) * max(1, self.scale.instances)
         jobs = sum(queue.waiting for queue in held.values())

@@ -81,7 +81,10 @@ def send(client: redis.Redis, *calls: Call[Any]) -> list[Any]:
             refused, _round_trip(client, [calls[i] for i in refused]), strict=True
         ):
             answers[i] = answer
-    for answer in answers:
+    for call, answer in zip(calls, answers, strict=True):
+        if isinstance(answer, redis.ResponseError):
+            # What a command within a script was refused for does not say which script it was.
+            answer.args = (f"{answer} ({call.script.name}.lua)",)
         if isinstance(answer, Exception):
             raise answer
     return [call.read(answer) for call, answer in zip(calls, answers, strict=True)]

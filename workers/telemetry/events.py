@@ -11,6 +11,7 @@ from celery import Celery
 from celery.events import EventDispatcher
 
 from workers.jobs import Job, shapes_shown
+from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ class TaskEvents:
         try:
             self._dispatcher.flush()
         except Exception as error:  # noqa: BLE001 - events are lossy
-            logger.warning("events.dropped", extra={"error": type(error).__name__})
-            self._close()
+            logger.warning("events.dropped", extra={"error": said(error)})
+            self.reconnect()
 
     def _add(self, kind: str, job: Job, **fields: Any) -> None:
         if not self._enabled:
@@ -84,7 +85,8 @@ class TaskEvents:
             )
         self._dispatcher.send(kind, uuid=job.job_id, **fields)
 
-    def _close(self) -> None:
+    def reconnect(self) -> None:
+        """Leave the connection, and what was collected, behind: the next event opens another."""
         dispatcher, self._dispatcher = self._dispatcher, None
         if dispatcher is not None:
             dispatcher.close()

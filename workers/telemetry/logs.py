@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any, Final
 
@@ -14,6 +15,10 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "data",
 }
 
+#: What redis-py puts before an answer to one of several commands: the command's first arguments.
+_COMMAND: Final = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
+_LONGEST_ERROR: Final = 200
+
 
 class Fields(logging.Formatter):
     """Appends a record's extra fields to its message."""
@@ -23,6 +28,12 @@ class Fields(logging.Formatter):
         fields = " ".join(f"{k}={_shown(v)}" for k, v in vars(record).items() if k not in _OWN)
         head, newline, rest = text.partition("\n")
         return f"{head} {fields}{newline}{rest}" if fields else text
+
+
+def said(error: Exception) -> str:
+    """Return what Redis said, fit for a log: without the command, which may hold a payload."""
+    text = f"{type(error).__name__}: {error}"
+    return _COMMAND.sub("", text)[:_LONGEST_ERROR]
 
 
 def configure(level: int | str, *, who: str) -> None:
