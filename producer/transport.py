@@ -23,6 +23,7 @@ from kombu.transport import redis as kombu_redis
 from producer.contract.errors import BadRequest, Overloaded
 from producer.contract.message import Message, to_fields
 from producer.contract.names import FREE, GROUP, PRIORITIES, Keys, Priority, is_stream_queue
+from producer.contract.sentinel import MasterConnection, MasterTlsConnection, Sentinels
 
 logger = logging.getLogger(__name__)
 
@@ -147,12 +148,28 @@ class Channel(kombu_redis.Channel):
     #: Set by the transport option of the same name.
     fleet_max_body_bytes = 64 * 1024 * 1024
 
+    #: As well: who says where the broker is; None where its URL does.
+    fleet_sentinels: Sentinels | None = None
+
     from_transport_options: tuple[str, ...] = (
         *kombu_redis.Channel.from_transport_options,
         "fleet_max_body_bytes",
+        "fleet_sentinels",
     )
 
     _kept: redis.Redis | None = None
+
+    @property
+    def connection_class(self) -> type[redis.Connection]:
+        return MasterConnection if self.fleet_sentinels else redis.Connection
+
+    @property
+    def connection_class_ssl(self) -> type[redis.Connection]:
+        return MasterTlsConnection if self.fleet_sentinels else redis.SSLConnection
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous)
+        return {**params, "sentinels": self.fleet_sentinels} if self.fleet_sentinels else params
 
     @property
     def _keys(self) -> Keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.app.control import Control
@@ -67,19 +68,26 @@ def make_app(settings: Settings | None = None) -> FleetApp:
     return app
 
 
-def broker_url(settings: Settings) -> str:
-    """Return the broker's URL under the name of our transport, without TLS options."""
-    server = Server.from_url(settings.broker_url)
-    place = settings.broker_url.partition("://")[2].partition("?")[0]
-    return f"{'fleets' if server.tls else 'fleet'}://{place}"
+def celery_url(url: str, *, scheme: str) -> str:
+    """Return ``url`` as Celery and kombu can read it: under ``scheme``, without options.
+
+    Of several Sentinels it names the first: where the master is asked for is no part of it.
+    """
+    server = Server.from_url(url)
+    place = url.partition("://")[2].partition("?")[0]
+    if server.sentinels is not None:
+        user, at, _ = urlsplit(url).netloc.rpartition("@")
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        place = f"{user}{at}{host}:{server.port}/{server.db}"
+    return f"{scheme}{'s' if server.tls else ''}://{place}"
 
 
 def celery_conf(settings: Settings) -> dict[str, Any]:
     """Return the Celery configuration that both sides share."""
-    tls = Server.from_url(settings.broker_url).tls_options
+    broker, results = map(Server.from_url, (settings.broker_url, settings.result_url))
     return {
-        "broker_url": broker_url(settings),
-        **({"broker_use_ssl": tls} if tls else {}),
+        "broker_url": celery_url(settings.broker_url, scheme="fleet"),
+        **({"broker_use_ssl": broker.tls_options} if broker.tls else {}),
         "broker_transport_options": {
             "socket_timeout": SOCKET_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -87,6 +95,7 @@ def celery_conf(settings: Settings) -> dict[str, Any]:
             "health_check_interval": HEALTH_CHECK_INTERVAL_S,
             "global_keyprefix": settings.prefix,
             "fleet_max_body_bytes": settings.max_body_bytes,
+            "fleet_sentinels": broker.sentinels,
         },
         "broker_connection_retry_on_startup": True,
         # For ever: a worker outlives any outage of its Redis.
@@ -95,7 +104,12 @@ def celery_conf(settings: Settings) -> dict[str, Any]:
         "broker_channel_error_retry": True,
         # Two tries and no pause: an absent broker is reported in seconds.
         "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0, "interval_max": 0},
-        "result_backend": f"{BACKEND}+{settings.result_url}",
+        "result_backend": f"{BACKEND}+{celery_url(settings.result_url, scheme='redis')}",
+        **({"redis_backend_use_ssl": results.tls_options} if results.tls else {}),
+        "result_backend_transport_options": {
+            "fleet_keyprefix": settings.prefix,
+            "fleet_sentinels": results.sentinels,
+        },
         "result_expires": settings.result_ttl_s,
         "redis_backend_health_check_interval": HEALTH_CHECK_INTERVAL_S,
         "task_serializer": wire.SERIALIZER,

@@ -88,7 +88,7 @@ class Keys:
     | ``journal(queue)`` | hash | jobs begun and not ended: ``stream entry starts why consumer`` |
     | ``dead(queue)`` | stream | dead letters with their reason and the original entry |
     | ``delayed(queue)`` | sorted set | packed entries by the time they are due |
-    | ``result(job)`` | string | the outcome, in Celery's own format and under Celery's own name |
+    | ``result(job)`` | string | the outcome, in Celery's own format, under Celery's name for it |
     | ``fence(job)`` | string | stands for a result that its client read and deleted |
     | ``cancelled(job)`` | string | a mark: do not begin this job |
     | ``cancelled_stamp(header, stamp)`` | string | a mark: do not begin jobs with this stamp |
@@ -98,7 +98,7 @@ class Keys:
     | ``replies(client)`` | channel | job ids of that client whose results were stored |
     """
 
-    #: Put before every key of ours, results excepted (Celery prefixes those by its own setting).
+    #: Put before every key and channel.
     prefix: str = ""
 
     def stream(self, queue: str, priority: Priority) -> str:
@@ -133,7 +133,12 @@ class Keys:
         return None
 
     def result(self, job_id: str) -> str:
-        return f"celery-task-meta-{job_id}"
+        return f"{self.result_prefix}celery-task-meta-{job_id}"
+
+    @property
+    def result_prefix(self) -> str:
+        """What is before Celery's names: as the option `global_keyprefix` of Celery 5.7 has it."""
+        return self.prefix if not self.prefix or self.prefix[-1] in ":_-." else f"{self.prefix}_"
 
     def fence(self, job_id: str) -> str:
         return f"{self.prefix}fleet:fence:{job_id}"

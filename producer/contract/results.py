@@ -7,19 +7,20 @@ reads the fleet's results too; jobs are waited for there in the same way.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-from celery import states
+from celery import Celery, states
 from celery.backends import redis as celery_redis
 from celery.canvas import Signature, maybe_signature
 from celery.result import AsyncResult
 from kombu.serialization import dumps, loads
 
 from producer.contract import errors, wire
-from producer.contract.names import INFER_TASK
+from producer.contract.names import INFER_TASK, Keys
 from producer.contract.patience import Patience
 from producer.contract.settings import (
     CONNECT_TIMEOUT_S,
@@ -196,10 +197,16 @@ class AppBackend(ReadingBackend):
 class FleetBackend(ReadingBackend):
     """Results in Redis, in Celery's own format, packed by the fleet's serializer."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, app: Celery, **kwargs: Any) -> None:
         kwargs.setdefault("serializer", wire.SERIALIZER)
         kwargs.setdefault("accept", [wire.SERIALIZER, "json"])
-        super().__init__(*args, **kwargs)
+        #: Set by `producer.contract.app`; an app of somebody's own has none of it.
+        self._options = app.conf.result_backend_transport_options
+        before = Keys(prefix=self._options.get("fleet_keyprefix", "")).result_prefix
+        # Not by Celery's own option: 5.4 spells the names otherwise than 5.7, and both must meet.
+        for name in ("task_keyprefix", "group_keyprefix", "chord_keyprefix"):
+            setattr(self, name, f"{before}{getattr(self, name)}")
+        super().__init__(*args, app=app, **kwargs)
 
     def is_ours(self, result: AsyncResult) -> bool:
         """Return True: our waiter waits for all results."""
@@ -241,7 +248,9 @@ class FleetBackend(ReadingBackend):
             "health_check_interval": HEALTH_CHECK_INTERVAL_S,
         }
         params: dict[str, Any] = super()._params_from_url(f"{scheme}://{rest}", options)
-        return {**params, **server.tls_options}
+        sentinels = server.sentinels or self._options.get("fleet_sentinels")
+        server = dataclasses.replace(server, sentinels=sentinels)
+        return {**params, **server.tls_options, **server.connection()}
 
     def _get_result_meta(
         self, result: Any, state: str, traceback: Any, request: Any, **options: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,6 +16,13 @@ from redis.retry import Retry
 
 from producer.contract.errors import ConfigError
 from producer.contract.local_broker import local_broker_url
+from producer.contract.sentinel import (
+    DEFAULT_PORT,
+    Address,
+    MasterConnection,
+    MasterTlsConnection,
+    Sentinels,
+)
 
 DEFAULT_BROKER_URL: Final = "redis://127.0.0.1:6379/0"
 
@@ -23,19 +31,22 @@ CONNECT_TIMEOUT_S: Final = 2.0
 #: No answer in this time is a dead connection.
 SOCKET_TIMEOUT_S: Final = 10.0
 #: A connection that was idle for longer is asked for a PONG before it is used.
-HEALTH_CHECK_INTERVAL_S: Final = 10
+HEALTH_CHECK_INTERVAL_S: Final = 5
 #: A look at results that gets no answer in this time is given up: the next one follows soon.
 _LOOK_TIMEOUT_S: Final = 2.0
 
-_PLAIN: Final = ("redis", "fleet")
-_TLS: Final = ("rediss", "fleets")
+#: Each with what it is called with TLS.
+_SCHEMES: Final = {"redis": "rediss", "fleet": "fleets", "sentinel": "sentinels"}
+_SENTINEL: Final = ("sentinel", "sentinels")
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_SENTINEL_LOGIN: Final = ("sentinel_username", "sentinel_password")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """One Redis server and database, as a URL names it."""
 
+    #: Of the first Sentinel where there are some: what has room for one address shows that.
     host: str
     port: int
     db: int
@@ -44,38 +55,70 @@ class Server:
     tls: bool = False
     #: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile`` of the URL's query.
     tls_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: Who says where the server is; None where the URL does.
+    sentinels: Sentinels | None = None
 
     @classmethod
     def from_url(cls, url: str) -> Server:
-        """Read ``redis://``, ``fleet://`` (the same) or ``rediss://``, ``fleets://`` (TLS)."""
+        """Read a URL, in one of these forms; ``rediss``, ``fleets`` and ``sentinels`` mean TLS.
+
+        - ``redis://[user:password@]host[:port][/db]``; ``fleet://`` means the same
+        - ``sentinel://[user:password@]host[:port][,host[:port]...]/master[/db]``: the hosts are
+          Sentinels, ``master`` is the name they know the master by, the user is the master's.
+          The Sentinels' own user is ``?sentinel_username=`` and ``&sentinel_password=``.
+        """
         try:
             parts = urlsplit(url)
-            port = parts.port or 6379
         except ValueError as error:
             raise ConfigError(f"{redacted(url)} is not a URL: {error}.") from None
-        if parts.scheme not in (*_PLAIN, *_TLS):
+        tls = parts.scheme in _SCHEMES.values()
+        if not tls and parts.scheme not in _SCHEMES:
             raise ConfigError(
-                f"{redacted(url)} is not a Redis URL. "
-                "Write redis://host:port/db, or rediss:// for TLS."
+                f"{redacted(url)} is not a Redis URL. Write redis://host:port/db, or rediss:// "
+                "for TLS; with Sentinels, sentinel://host:port,host:port/master/db."
             )
-        database = parts.path.strip("/") or "0"
-        if not database.isdecimal():
-            raise ConfigError(f"{redacted(url)} names database {database!r}. It must be a number.")
-        tls = parts.scheme in _TLS
-        return cls(
-            host=parts.hostname or "127.0.0.1",
-            port=port,
-            db=int(database),
+        by_sentinel = parts.scheme in _SENTINEL
+        query = dict(parse_qsl(parts.query))
+        login = {name: query.pop(name, None) for name in _SENTINEL_LOGIN} if by_sentinel else {}
+        master, db = _master_and_db(url, parts.netloc, parts.path, by_sentinel=by_sentinel)
+        addresses = _addresses(url, parts.netloc, by_sentinel=by_sentinel)
+        server = cls(
+            host=addresses[0][0],
+            port=addresses[0][1],
+            db=db,
             username=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password) if parts.password else None,
             tls=tls,
-            tls_files=_tls_files(url, dict(parse_qsl(parts.query)), tls=tls),
+            tls_files=_tls_files(url, query, tls=tls),
+        )
+        if not by_sentinel:
+            return server
+        return dataclasses.replace(server, sentinels=server._told_by(addresses, master, login))
+
+    def _told_by(
+        self, addresses: tuple[Address, ...], master: str, login: Mapping[str, str | None]
+    ) -> Sentinels:
+        """Return how to ask the Sentinels at ``addresses``: with TLS where the server has it."""
+        return Sentinels(
+            addresses=addresses,
+            master=master,
+            connection_class=redis.SSLConnection if self.tls else redis.Connection,
+            options={
+                "username": login["sentinel_username"],
+                "password": login["sentinel_password"],
+                "socket_timeout": CONNECT_TIMEOUT_S,
+                "socket_connect_timeout": CONNECT_TIMEOUT_S,
+                "retry": Retry(NoBackoff(), 0),
+                **self.tls_options,
+            },
         )
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def place(self) -> tuple[object, ...]:
         """What makes two URLs the same server and the same database."""
-        return (self.host, self.port, self.db)
+        if self.sentinels is None:
+            return (self.host, self.port, self.db)
+        return (frozenset(self.sentinels.addresses), self.sentinels.master, self.db)
 
     @property
     def tls_options(self) -> dict[str, Any]:
@@ -87,7 +130,6 @@ class Server:
     def pool_options(self) -> dict[str, Any]:
         """Return the arguments of a redis-py connection pool for this server."""
         return {
-            "connection_class": redis.SSLConnection if self.tls else redis.Connection,
             "host": self.host,
             "port": self.port,
             "db": self.db,
@@ -100,7 +142,46 @@ class Server:
             # redis-py would repeat a command three times, with pauses of seconds between.
             "retry": Retry(NoBackoff(), 0),
             **self.tls_options,
+            **self.connection(),
         }
+
+    def connection(self) -> dict[str, Any]:
+        """Return the class of a pool's connections, and what that class asks for."""
+        if self.sentinels is None:
+            return {"connection_class": redis.SSLConnection if self.tls else redis.Connection}
+        return {
+            "connection_class": MasterTlsConnection if self.tls else MasterConnection,
+            "sentinels": self.sentinels,
+        }
+
+
+def _addresses(url: str, netloc: str, *, by_sentinel: bool) -> tuple[Address, ...]:
+    """Return the hosts and ports of ``url``: one, or with Sentinel at least one."""
+    places = netloc.rpartition("@")[2]
+    default_port = DEFAULT_PORT if by_sentinel else 6379
+    found = []
+    for place in places.split(",") if by_sentinel else [places]:
+        try:
+            parts = urlsplit(f"//{place}")
+            found.append((parts.hostname or "127.0.0.1", parts.port or default_port))
+        except ValueError as error:
+            raise ConfigError(f"{redacted(url)} is not a URL: {error}.") from None
+    return tuple(found)
+
+
+def _master_and_db(url: str, netloc: str, path: str, *, by_sentinel: bool) -> tuple[str, int]:
+    """Return the name of the master, which is empty without Sentinels, and the database."""
+    names = path.strip("/").split("/")
+    master = unquote(names.pop(0)) if by_sentinel else ""
+    if by_sentinel and (not master or ";" in netloc):
+        raise ConfigError(
+            f"{redacted(url)} does not say which master. Write sentinel://host:port,host:port/"
+            "master/db, where master is its name in the Sentinels' configuration."
+        )
+    database = "/".join(names) or "0"
+    if not database.isdecimal():
+        raise ConfigError(f"{redacted(url)} names database {database!r}. It must be a number.")
+    return master, int(database)
 
 
 def _tls_files(url: str, query: dict[str, str], *, tls: bool) -> dict[str, str]:
@@ -115,20 +196,22 @@ def _tls_files(url: str, query: dict[str, str], *, tls: bool) -> dict[str, str]:
     if unknown or (query and not tls):
         raise ConfigError(
             f"{redacted(url)} has options we do not know: {', '.join(unknown or sorted(query))}. "
-            f"A rediss:// URL may have {', '.join(_TLS_FILES)}; a redis:// URL none."
+            f"A rediss:// URL may have {', '.join(_TLS_FILES)}, a sentinel:// URL "
+            f"{' and '.join(_SENTINEL_LOGIN)}; a redis:// URL none."
         )
     return query
 
 
 def redacted(url: str) -> str:
-    """Return ``url`` fit for messages and logs: without its password."""
+    """Return ``url`` fit for messages and logs: without its passwords."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "(not a URL)"
+    rest = re.sub(r"(sentinel_password=)[^&]*", r"\1***", rest)
     # The last @ ends the credentials: a password may hold one, and a slash too.
     credentials, at, place = rest.rpartition("@")
     if not at:
-        return url
+        return f"{scheme}://{rest}"
     username = credentials.partition(":")[0]
     return f"{scheme}://{username}:***@{place}"
 

@@ -16,6 +16,7 @@ import numpy as np
 import redis
 from celery import Celery, Task
 
+from producer.contract.app import FleetApp, make_app
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
 from tests.support.servers import TestServer
@@ -86,12 +87,29 @@ def own_app(url: str, *, backend: str = "") -> Iterator[tuple[Celery, Infer]]:
     finally:
         infer.publisher.close()
         for app in (own, infer.fleet):
-            app.backend.waiter.close()
-            app.backend.result_consumer.stop()
-            # A result that is dropped later would connect again, to unsubscribe.
-            app.backend.result_consumer.subscribed_to.clear()
-            app.backend.client.connection_pool.disconnect()
-            app.close()
+            end_app(app)
+
+
+def end_app(app: Celery) -> None:
+    """Close every connection of ``app``."""
+    app.backend.waiter.close()
+    app.backend.result_consumer.stop()
+    # A result that is dropped later would connect again, to unsubscribe.
+    app.backend.result_consumer.subscribed_to.clear()
+    app.backend.client.connection_pool.disconnect()
+    app.close()
+
+
+@contextlib.contextmanager
+def fleet_app(settings: Settings) -> Iterator[tuple[FleetApp, Infer]]:
+    """Return an app of the fleet's own with its task; no connection of it is left."""
+    app = make_app(settings)
+    infer = register(app)
+    try:
+        yield app, infer
+    finally:
+        infer.publisher.close()
+        end_app(app)
 
 
 def runs(client: redis.Redis, task: str) -> list[str]:

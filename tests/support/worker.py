@@ -19,6 +19,7 @@ import redis
 
 from producer.contract.counters import add_counters
 from producer.contract.names import Keys
+from producer.contract.settings import redis_client
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 
@@ -32,7 +33,7 @@ class Worker:
     """One worker: a parent process and its instances."""
 
     def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
-        self._server, self.config, self.node = server, config, f"{node}@test"
+        self.config, self.node = config, f"{node}@test"
         self.folder = tempfile.TemporaryDirectory(prefix="fleet-worker-")
         self.log_path = Path(self.folder.name, f"{node}.log")
         self.environ = {
@@ -44,6 +45,9 @@ class Worker:
             **environ,
         }
         self.process: subprocess.Popen[bytes] | None = None
+        #: To the broker as the worker itself reaches it.
+        self.client = redis_client(self.environ["FLEET_BROKER_URL"])
+        self._keys = Keys(prefix=self.environ.get("FLEET_PREFIX", ""))
 
     def start(self, *options: str) -> None:
         """Start it; returns at once."""
@@ -66,11 +70,10 @@ class Worker:
 
     def status(self) -> dict[str, Any]:
         """Return what the worker last said of itself; empty when it has not spoken."""
-        with self._server.client() as client:
-            try:
-                text = client.get(Keys().worker(self.node))
-            except redis.RedisError:
-                return {}
+        try:
+            text = self.client.get(self._keys.worker(self.node))
+        except redis.RedisError:
+            return {}
         return dict(json.loads(text)) if text else {}
 
     def instances(self) -> list[dict[str, Any]]:
@@ -166,6 +169,7 @@ def running_worker(
             worker.process.kill()
             worker.process.wait(timeout=30)
         worker.folder.cleanup()
+        worker.client.connection_pool.disconnect()
         wait_until(lambda: not any(map(alive, children)), what="no orphan", timeout_s=5)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
@@ -17,9 +17,7 @@ from producer.contract import live
 from producer.contract.names import Keys, is_stream_queue, queue_of
 from producer.contract.queues import Queue, look
 from producer.contract.settings import Settings, redis_client
-
-#: URLs of our transport, which Flower does not know, and what it calls the same server.
-_SCHEMES: Final = {"fleet": "redis", "fleets": "rediss"}
+from producer.transport import Channel
 
 #: A page waits for the answer.
 _REDIS_TIMEOUT_S: Final = 2.0
@@ -33,39 +31,47 @@ def install() -> None:
     choose_stock = stock.Broker.__new__
 
     def choose(cls: type, broker_url: str, *args: Any, **options: Any) -> Any:
-        scheme, _, place = broker_url.partition("://")
-        if scheme not in _SCHEMES:
-            return choose_stock(cls, broker_url, *args, **options)
-        lists = choose_stock(cls, f"{_SCHEMES[scheme]}://{place}", *args, **options)
-        return FleetBroker(Settings.from_env(), lists=lists)
+        if broker_url.startswith(("fleet://", "fleets://")):
+            return FleetBroker(Settings.from_env())
+        return choose_stock(cls, broker_url, *args, **options)
 
     # Not the name but the class itself: Flower's pages have imported it by now.
     stock.Broker.__new__ = choose
 
 
 class FleetBroker:
-    """Answers for the queues that are streams and leaves lists to Flower's own class."""
+    """Answers for the queues that are streams, and for the lists of plain workers beside them."""
 
-    def __init__(self, settings: Settings, *, lists: Any) -> None:
-        self._settings, self._lists = settings, lists
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
 
     async def queues(self, names: Iterable[str]) -> list[Row]:
         """Return the rows of ``names`` and of every model's queue that the fleet knows."""
-        given = set(names)
-        ours = {name for name in given if is_stream_queue(name)}
         # In a thread: Flower has one loop for all its pages and for the events.
-        rows = await asyncio.get_running_loop().run_in_executor(None, self._read, ours)
-        if others := sorted(given - ours):
-            rows += await self._lists.queues(others)
-        return rows
+        return await asyncio.get_running_loop().run_in_executor(None, self.read, set(names))
 
-    def _read(self, ours: set[str]) -> list[Row]:
+    def read(self, names: set[str]) -> list[Row]:
+        """Do the same at once."""
+        keys = Keys(prefix=self._settings.prefix)
+        ours = {name for name in names if is_stream_queue(name)}
         with redis_client(
             self._settings.broker_url,
             socket_timeout=_REDIS_TIMEOUT_S,
             socket_connect_timeout=_REDIS_TIMEOUT_S,
         ) as client:
-            return read_rows(client, Keys(prefix=self._settings.prefix), ours)
+            lists = read_lists(client, keys, sorted(names - ours))
+            return read_rows(client, keys, ours) + lists
+
+
+def read_lists(client: redis.Redis, keys: Keys, queues: Sequence[str]) -> list[Row]:
+    """Return one row for each of ``queues``, which are lists of kombu's, one a priority."""
+    steps = Channel.priority_steps
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            for step in steps:
+                pipe.llen(f"{keys.prefix}{queue}{f'{Channel.sep}{step}' if step else ''}")
+        lengths = iter(pipe.execute())
+    return [{"name": queue, "messages": sum(next(lengths) for _ in steps)} for queue in queues]
 
 
 def read_rows(client: redis.Redis, keys: Keys, queues: Iterable[str]) -> list[Row]:

@@ -8,6 +8,7 @@ import ssl
 import pytest
 import redis
 
+from producer.contract.app import celery_url
 from producer.contract.errors import ConfigError
 from producer.contract.settings import Server, Settings, redacted, redis_client
 
@@ -29,6 +30,40 @@ def test_tls_is_verified_whatever_the_url_leaves_out(scheme: str) -> None:
     assert options["ssl_ca_certs"] == "/ca.pem"
 
 
+def test_a_sentinel_url_names_the_sentinels_the_master_and_whose_passwords_are_whose() -> None:
+    url = "sentinel://ana:p%40w@a:1,b,[::1]:3/mine/2?sentinel_username=s&sentinel_password=q%26"
+
+    server = Server.from_url(url)
+
+    assert (server.username, server.password, server.db) == ("ana", "p@w", 2)
+    assert server.sentinels is not None
+    assert server.sentinels.master == "mine"
+    assert server.sentinels.addresses == (("a", 1), ("b", 26379), ("::1", 3))
+    assert server.sentinels.options["username"] == "s"
+    assert server.sentinels.options["password"] == "q&"
+
+
+def test_tls_holds_for_the_sentinels_as_well_as_for_the_master() -> None:
+    server = Server.from_url("sentinels://a/mine?ssl_ca_certs=/ca.pem")
+
+    pool = redis.ConnectionPool(**server.pool_options())
+    assert server.sentinels is not None
+    for kind, options in (
+        (server.sentinels.connection_class, server.sentinels.options),
+        (pool.connection_class, pool.connection_kwargs),
+    ):
+        assert issubclass(kind, redis.SSLConnection)
+        assert options["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+        assert options["ssl_check_hostname"]
+        assert options["ssl_ca_certs"] == "/ca.pem"
+
+
+def test_celery_gets_a_url_that_it_can_read_and_no_password_of_a_sentinel() -> None:
+    url = "sentinels://ana:pw@a:1,b/mine/2?sentinel_password=secret"
+
+    assert celery_url(url, scheme="fleet") == "fleets://ana:pw@a:1/2"
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [
@@ -37,6 +72,11 @@ def test_tls_is_verified_whatever_the_url_leaves_out(scheme: str) -> None:
         ("amqp://example.org", "not a Redis URL"),
         ("redis://example.org/jobs", "must be a number"),
         ("redis://example.org:port/0", "not a URL"),
+        ("sentinel://a:1,b:2", "which master"),
+        ("sentinel://a:1;sentinel://b:2/mine", "which master"),
+        ("sentinel://a:1,b:port/mine", "not a URL"),
+        ("sentinel://a:1/mine/jobs", "must be a number"),
+        ("redis://a/0?sentinel_password=x", "do not know"),
     ],
 )
 def test_a_wrong_url_is_refused_with_what_to_write(url: str, says: str) -> None:
@@ -51,6 +91,11 @@ def test_a_password_is_in_no_text() -> None:
     assert "secret" not in repr(settings)
     assert "secret" not in repr(Server.from_url(settings.broker_url))
     assert redacted(url) == "redis://user:***@example.org:1/0"
+    by_sentinel = (
+        "sentinel://user:secret@a:1,b:2/mine?sentinel_password=sec@ret&sentinel_username=s"
+    )
+    assert "ret" not in redacted(by_sentinel)
+    assert "secret" not in repr(Server.from_url(by_sentinel.replace("@ret", "ret")))
 
 
 def test_the_environment_is_read_and_the_rest_has_defaults() -> None:
@@ -63,6 +108,13 @@ def test_the_environment_is_read_and_the_rest_has_defaults() -> None:
 
 def test_two_databases_are_two_servers() -> None:
     assert not Settings(broker_url="redis://h/0", result_url="redis://h/1").one_server
+
+
+def test_the_order_of_the_sentinels_makes_no_other_server() -> None:
+    one, two = "sentinel://a:1,b:2/mine", "sentinel://b:2,a:1/mine"
+
+    assert Settings(broker_url=one, result_url=two).one_server
+    assert not Settings(broker_url=one, result_url=f"{two}/1").one_server
 
 
 def test_a_reply_is_waited_for_as_long_as_a_result_is_kept_or_as_told() -> None:
