@@ -65,7 +65,7 @@ class Judge:
 
     def check(self, where: str) -> None:
         """See what can be seen while the fleet works and is whole."""
-        told = ((job_id, times) for job_id, times in list(self._witness.told.items()) if times > 1)
+        told = ((job_id, times) for job_id, times in self._witness.told.copy().items() if times > 1)
         for job_id, times in told:
             self.broken(f"{job_id} was answered {times} times", where)
         with self._fleet.server.client() as client:
