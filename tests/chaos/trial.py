@@ -75,8 +75,27 @@ def trial(shape: Shape, seed: int, *, patient: bool = True) -> Iterator[Trial]:
     No process of it is left; what they wrote is kept where an invariant is broken.
     """
     folder = Path(tempfile.mkdtemp(prefix="fleet-storm-"))
-    account = Account(folder)
     report = Report(seed=seed, server="")
+    whole = False
+    try:
+        with _watched(shape, folder, report, seed=seed, patient=patient) as on_trial:
+            yield on_trial
+        whole = not report.broken
+    except KeyboardInterrupt:
+        whole = True
+        raise
+    finally:
+        if whole:
+            shutil.rmtree(folder)
+        else:
+            print(f"what the processes wrote is kept in {folder}")
+
+
+@contextlib.contextmanager
+def _watched(
+    shape: Shape, folder: Path, report: Report, *, seed: int, patient: bool
+) -> Iterator[Trial]:
+    account = Account(folder)
     with running_fleet(shape, folder, account) as fleet:
         report.server = _server(fleet)
         with Witness(fleet.server) as witness, Probes(fleet, account) as probes:
@@ -90,10 +109,6 @@ def trial(shape: Shape, seed: int, *, patient: bool = True) -> Iterator[Trial]:
                 chance=random.Random(seed),
                 patient=patient,
             )
-    if report.broken:
-        print(f"what the processes wrote is kept in {folder}")
-    else:
-        shutil.rmtree(folder)
 
 
 def _server(fleet: Fleet) -> str:
