@@ -118,8 +118,11 @@ class ClaimLoop:
                 self._loading.load(due)
         began_s, self._claiming.idle_s = time.monotonic(), 0.0
         batch, self._ahead = self._ahead or self._claim(), None
-        if batch is None or self._orders.draining.is_set():
+        if batch is None:
+            return
+        if self._orders.draining.is_set():
             # What was claimed meanwhile is given back when the loop ends.
+            self._ahead = batch
             return
         begun = self._begin(batch)
         self._endings.add_answers(batch.queue, begun.answered)
@@ -306,7 +309,10 @@ class ClaimLoop:
     def _hand_back(self) -> None:
         """End what ran, give back the rest; tried until it is done or the parent's patience is
         over.
+
+        With nothing in hand there is nothing to insist on.
         """
+        insist = self._ahead is not None or not self._endings.empty
         while True:
             self._status.tick()
             try:
@@ -315,6 +321,8 @@ class ClaimLoop:
                 break
             except _TROUBLE as error:
                 _trouble(error)
+                if not insist:
+                    break
                 time.sleep(TICK_S)
         self._events.flush()
 

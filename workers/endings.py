@@ -69,6 +69,11 @@ class Endings:
         self.worker = worker
         self._waiting: list[_Waiting] = []
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be ended."""
+        return not self._waiting
+
     def add_answers(self, queue: str, answers: Sequence[Answer]) -> None:
         """Keep ``answers`` until Redis has confirmed the end of their jobs."""
         self._waiting += [_Waiting(queue=queue, answer=answer) for answer in answers]
