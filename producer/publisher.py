@@ -100,11 +100,16 @@ class Publisher:
     def admit(self) -> None:
         """Raise Overloaded while the broker's memory is so full that workers need the rest.
 
-        To be called before jobs are sent; what else is sent is never held back.
+        To be called before jobs are sent; what else is sent is never held back. Read again when
+        stale, or before a refusal.
         """
         self._look()
-        if self._memory is not None and self._memory.is_above(self._watermark):
-            raise too_full(self._memory, self._watermark)
+        memory = self._memory
+        if memory and memory.is_above(self._watermark):
+            self._look(at_once=True)
+            memory = self._memory
+        if memory and memory.is_above(self._watermark):
+            raise too_full(memory, self._watermark)
 
     def _look(self, *, at_once: bool = False) -> None:
         """Read what is to be known before jobs are sent, in one round trip, when it is stale."""
