@@ -22,9 +22,16 @@ from producer.contract.names import Keys
 from producer.contract.settings import Settings, redis_client
 from producer.contract.wire import loads
 from producer.tasks import Infer, register
-from tests.support.servers import TestServer
+from tests.support.servers import TestServer, running_server
 
 Answer = Callable[[Call], Any]
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
+    """A server of these tests alone: they look at all connections and channels there are."""
+    with running_server(binary=getattr(request, "param", None)) as running:
+        yield running
 
 
 @pytest.fixture
