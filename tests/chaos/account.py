@@ -24,7 +24,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Doom:
-    """An instance that a fault ends."""
+    """An instance that a fault ends, or silences until it is held for dead."""
 
     pid: int
     at_unix_s: float

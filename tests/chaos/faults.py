@@ -33,7 +33,7 @@ class Fault:
 def kill_instance(fleet: Fleet, chance: random.Random) -> list[Doom]:
     pid = _instance(fleet, chance)
     doom = Doom(pid, time.time())
-    os.kill(pid, signal.SIGKILL)
+    _signal(pid, signal.SIGKILL)
     return [doom]
 
 
@@ -69,14 +69,27 @@ def stop_instance(fleet: Fleet, chance: random.Random) -> list[Doom]:
     """Stand still; one that does for longer than `claim_ttl_s` is ended by its parent."""
     pid, held_s = _instance(fleet, chance), _pause_s(fleet, chance)
     doom = Doom(pid, time.time())
-    _hold(pid, held_s)
+    _hold([pid], held_s)
     return [doom] if held_s > fleet.shape.claim_ttl_s else []
 
 
 def stop_parent(fleet: Fleet, chance: random.Random) -> list[Doom]:
     """Stand still; its instances renew what they hold themselves."""
-    _hold(chance.choice(fleet.workers).pid, _pause_s(fleet, chance))
+    _hold([chance.choice(fleet.workers).pid], _pause_s(fleet, chance))
     return []
+
+
+def stop_worker(fleet: Fleet, chance: random.Random) -> list[Doom]:
+    """Stand still as a whole, as a paused container does.
+
+    Nobody can tell one that does for longer than `claim_ttl_s` from a dead one: others run its
+    jobs, and it must not answer for them when it wakes up.
+    """
+    worker, pause_s = chance.choice(fleet.workers), _pause_s(fleet, chance)
+    instances = living_children(worker.pid)
+    dooms = [Doom(pid, time.time()) for pid in instances]
+    _hold([worker.pid, *instances], 2 * pause_s)
+    return dooms if 2 * pause_s > fleet.shape.claim_ttl_s else []
 
 
 def stop_redis(fleet: Fleet, chance: random.Random) -> list[Doom]:
@@ -115,6 +128,7 @@ EACH: Final = (
     Fault(name="SIGTERM of a worker", strike=end_worker),
     Fault(name="SIGSTOP of an instance", strike=stop_instance),
     Fault(name="SIGSTOP of a parent", strike=stop_parent),
+    Fault(name="SIGSTOP of a worker", strike=stop_worker),
     Fault(name="SIGSTOP of Redis", strike=stop_redis),
     Fault(name="CLIENT KILL of all", strike=cut_connections),
     Fault(name="full memory", strike=fill_redis),
@@ -155,9 +169,15 @@ def _pause_s(fleet: Fleet, chance: random.Random) -> float:
     return fleet.shape.claim_ttl_s * chance.choice((1 / 3, 3 / 2))
 
 
-def _hold(pid: int, for_s: float) -> None:
-    os.kill(pid, signal.SIGSTOP)
+def _hold(pids: Sequence[int], for_s: float) -> None:
+    for pid in pids:
+        _signal(pid, signal.SIGSTOP)
     time.sleep(for_s)
-    # Its parent may have ended it.
+    for pid in pids:
+        _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, how: signal.Signals) -> None:
+    # It may be gone: ended by its parent, or by another fault.
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, how)

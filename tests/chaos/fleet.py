@@ -20,7 +20,7 @@ import redis
 
 from producer.contract.names import Keys
 from tests.chaos.account import Account
-from tests.chaos.processes import MARK, living_children
+from tests.chaos.processes import MARK, living_children, marked
 from tests.chaos.sender import MODEL, NUMBERS_A_JOB
 from tests.support.servers import TestServer
 from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder
@@ -157,6 +157,9 @@ class Fleet:
                 worker.process.kill()
                 worker.process.wait(timeout=30)
             worker.folder.cleanup()
+        for process in marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     # -- clients
 
