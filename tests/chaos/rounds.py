@@ -16,6 +16,9 @@ UNFINISHED: Final = 200
 #: Some end between the look and the fault.
 _MARGIN: Final = 60
 
+#: Jobs that did not come to wait within this time are followed by as many again.
+_SEND_AGAIN_S: Final = 6.0
+
 #: So often a fault strikes while claims of the one before are still to be taken over.
 _OVERTAKEN: Final = 0.2
 
@@ -67,9 +70,17 @@ class Rounds:
         """Wait until enough jobs are unfinished: while they are sent, or some are answered."""
         chance, enough = self._trial.chance, UNFINISHED + _MARGIN
         rising = chance.randint(enough, max(enough, int(self._jobs_a_round * 0.6)))
-        self._judge.wait(
-            lambda: self._fleet.unfinished() >= rising, what=f"{rising} unfinished jobs"
-        )
+        send_again_at_s = time.monotonic() + _SEND_AGAIN_S
+
+        def enough_wait() -> bool:
+            nonlocal send_again_at_s
+            if time.monotonic() > send_again_at_s:
+                # They were answered as fast as they came: what else runs here slows their senders.
+                self._fleet.send(self._jobs_a_round)
+                send_again_at_s += _SEND_AGAIN_S
+            return self._fleet.unfinished() >= rising
+
+        self._judge.wait(enough_wait, what=f"{rising} unfinished jobs")
         until_s = time.monotonic() + chance.choice((0.0, chance.uniform(0, 1)))
         while time.monotonic() < until_s and self._fleet.unfinished() > enough:
             time.sleep(0.01)
