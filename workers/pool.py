@@ -38,6 +38,11 @@ logger = logging.getLogger(__name__)
 _LAST_RELEASE_S: Final = 2.0
 
 
+def drain_time_s(grace_s: float) -> float:
+    """Return how much of the grace is for what runs: the rest is for giving it back."""
+    return max(grace_s - _LAST_RELEASE_S, grace_s / 2)
+
+
 class InstancePool(BasePool):
     """One process for each instance, each claiming its own batches."""
 
@@ -192,7 +197,7 @@ class InstancePool(BasePool):
     def drain(self) -> None:
         """Claim nothing more; the grace time runs from the first call."""
         if self._drain_deadline_s is None:
-            self._drain_deadline_s = time.monotonic() + self.settings.grace_s
+            self._drain_deadline_s = time.monotonic() + drain_time_s(self.settings.grace_s)
             self._drain_began.set()
             self.scaler.stop()
             logger.info("pool.drain", extra={"grace_s": self.settings.grace_s})

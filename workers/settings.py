@@ -66,7 +66,7 @@ class WorkerSettings:
     claim_ttl_s: float = 15.0
     #: A worker that did not renew its hold on an instance for so long has lost it.
     lease_ttl_s: float = 15.0
-    #: How long a drain may take before running batches are ended and given back; 0: at once.
+    #: How long a worker may take to end; what still runs 2 s before that is given back. 0: at once.
     grace_s: float = 20.0
     #: A batch that runs longer is ended with its process; a model may say otherwise.
     batch_timeout_s: float = 300.0
