@@ -84,7 +84,7 @@ def send(client: redis.Redis, *calls: Call[Any]) -> list[Any]:
     for call, answer in zip(calls, answers, strict=True):
         if isinstance(answer, redis.ResponseError):
             # What a command within a script was refused for does not say which script it was.
-            answer.args = (f"{answer} ({call.script.name}.lua)",)
+            answer.args = (f"{call.script.name}.lua: {answer}",)
         if isinstance(answer, Exception):
             raise answer
     return [call.read(answer) for call, answer in zip(calls, answers, strict=True)]

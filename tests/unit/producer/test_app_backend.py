@@ -18,6 +18,7 @@ from celery.result import GroupResult
 
 from producer.contract.app import make_app
 from producer.contract.errors import BadRequest, FleetError
+from producer.contract.names import Keys
 from producer.contract.results import AppBackend, FleetBackend
 from producer.contract.settings import Settings
 from producer.tasks import register
@@ -132,6 +133,20 @@ def test_results_under_another_prefix_are_not_the_fleets(own: Celery, settings: 
     own.conf.result_backend_transport_options = {"global_keyprefix": "own_"}
 
     assert type(register(own, settings).backend) is FleetBackend
+
+
+@pytest.mark.parametrize("prefix", ["a:", "a"])
+def test_an_app_reads_results_under_the_prefix_that_it_shares_with_the_fleet(
+    own: Celery, settings: Settings, client: Any, prefix: str
+) -> None:
+    own.conf.result_backend_transport_options = {"global_keyprefix": prefix}
+    shared = dataclasses.replace(settings, prefix=prefix)
+    with make_app(shared) as fleet:
+        store_result(fleet, client, "ours", states.SUCCESS, {"y": ROW})
+
+    assert register(own, shared).backend is own.backend
+    assert own.AsyncResult("ours").get(timeout=1)["y"].tolist() == ROW.tolist()
+    assert client.exists(Keys(prefix=prefix).result("ours"))
 
 
 def test_localhost_and_its_address_are_one_place(settings: Settings) -> None:

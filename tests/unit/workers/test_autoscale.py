@@ -6,6 +6,8 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+import pytest
+
 from workers.autoscale import Policy, Scale, Seen, begin, decide
 
 POLICY = Policy(min=1, max=4, target_drain_s=5, down_after_s=60)
@@ -100,8 +102,11 @@ def test_workers_share_what_waits() -> None:
     assert run(lambda _: together, until_s=30) == []
 
 
-def test_before_the_first_batch_anything_that_waits_long_is_a_reason() -> None:
-    unmeasured = Seen(waiting_rows=10, rows_per_s=None, busy=1)
+@pytest.mark.parametrize("rows_per_s", [None, 0.0], ids=["none ended", "none ended, one runs"])
+def test_before_the_first_batch_anything_that_waits_long_is_a_reason(
+    rows_per_s: float | None,
+) -> None:
+    unmeasured = Seen(waiting_rows=10, rows_per_s=rows_per_s, busy=1)
 
     changes = run(lambda _: unmeasured, until_s=3)
 

@@ -1,0 +1,162 @@
+"""Users with exactly the rights that docs/redis.md gives them, and workers that lack one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import redis
+from celery import Celery, chord
+
+from producer.client import Client
+from producer.contract.errors import BadRequest, Cancelled, WorkerLost
+from producer.contract.settings import Settings, redis_client
+from tests.support.app import fleet_app
+from tests.support.commands import CELERY, FLEET, run_command
+from tests.support.engines import Do, row, starts
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+from tests.support.worker import ROOT, Worker, running_worker
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(150)]
+
+MODEL: Final = "scripted"
+
+_USER = re.compile(r"^```\nuser (fleet-\w+) (.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def documented_rules() -> dict[str, list[str]]:
+    """Return the rules of each user of docs/redis.md."""
+    text = (ROOT / "docs" / "redis.md").read_text(encoding="utf-8")
+    rules = {name: words.split() for name, words in _USER.findall(text)}
+    # As the page says of them.
+    rules["fleet-people"] = rules["fleet-worker"] + rules["fleet-people"]
+    return rules
+
+
+def is_old(client: redis.Redis) -> bool:
+    """Return whether the server is older than Redis 7.2."""
+    version: Any = client.info("server")["redis_version"]
+    return tuple(map(int, version.split(".")[:2])) < (7, 2)
+
+
+@pytest.fixture
+def users(server: TestServer, client: redis.Redis) -> Iterator[dict[str, str]]:
+    """Make the documented users and return each one's URL."""
+    rules = documented_rules()
+    for name, words in rules.items():
+        known = [word for word in words if not (is_old(client) and word == "+client|setinfo")]
+        client.execute_command("ACL", "SETUSER", name, "reset", *known)
+    client.acl_log_reset()
+    yield {name: f"redis://{name}:change-me@127.0.0.1:{server.port}/0" for name in rules}
+    client.acl_deluser(*rules)
+
+
+def refusals(client: redis.Redis) -> list[str]:
+    """Return what users were refused."""
+    log: Any = client.acl_log(128)
+    refused = ["{username}: {reason} {object} ({context})".format(**entry) for entry in log]
+    # The right to say its name to an old server, as redis-py tries, cannot be given.
+    unknown = ": command client (" if is_old(client) else None
+    return [text for text in refused if not (unknown and unknown in text)]
+
+
+def next_event(app: Celery) -> dict[str, Any]:
+    """Return the next event that a worker sends."""
+    events: list[dict[str, Any]] = []
+
+    def take(event: dict[str, Any]) -> None:
+        events.append(event)
+        receiver.should_stop = True
+
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"*": take})
+        receiver.capture(limit=None, timeout=20)
+    return events[0]
+
+
+@pytest.fixture
+def worker(server: TestServer, config: Path, users: dict[str, str]) -> Iterator[Worker]:
+    environ = {"FLEET_BROKER_URL": users["fleet-worker"]}
+    with running_worker(server, config, "--autoscale=2,1", environ=environ) as running:
+        yield running
+
+
+def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
+    client: redis.Redis, users: dict[str, str], worker: Worker
+) -> None:
+    settings = Settings(broker_url=users["fleet-app"])
+    people = {"FLEET_BROKER_URL": users["fleet-people"]}
+    with Client(settings) as fleet, fleet_app(settings) as (_, infer):
+        slow = fleet.submit(MODEL, {"x": row(Do.SLEEP, 1.0)})
+        unwanted = fleet.submit(MODEL, {"x": row()}, priority="low")
+        unwanted.cancel()
+        infer.delay(MODEL, {"x": row()}).revoke()
+        answer = infer.delay(MODEL, {"x": row()}).get(timeout=20)
+        delayed = infer.apply_async((MODEL, {"x": row()}), countdown=1).get(timeout=20)
+        poison = fleet.submit(MODEL, {"x": row(Do.KILL)})
+        with pytest.raises(WorkerLost):
+            poison.reply(timeout_s=30)
+        with pytest.raises(Cancelled):
+            unwanted.reply(timeout_s=20)
+        members = [infer.s(MODEL, {"x": row()}) for _ in range(2)]
+        together = chord(members)(infer.for_model(MODEL).s())
+        with pytest.raises(BadRequest, match="must be a map"):
+            together.get(timeout=20)
+        assert slow.reply(timeout_s=20).model == MODEL
+
+        said = [
+            run_command(*words, **people)
+            for words in (
+                (*FLEET, "status"),
+                (*FLEET, "queue"),
+                (*FLEET, "dead", "list"),
+                (*FLEET, "dead", "show", poison.id),
+                (*FLEET, "dead", "purge", "--all", "--yes"),
+                (*CELERY, "inspect", "stats"),
+                (*CELERY, "inspect", "active"),
+                (*CELERY, "control", "autoscale", "2", "1"),
+            )
+        ]
+        with fleet_app(Settings(broker_url=users["fleet-people"])) as (app, _):
+            heartbeat = next_event(app)
+        exit_status = worker.stop()
+
+    for outputs in (answer, delayed):
+        assert np.array_equal(outputs["y"], row() * 2)
+    assert [(ended.args, ended.stderr) for ended in said if ended.returncode] == []
+    assert heartbeat["hostname"] == worker.node
+    assert exit_status == 0
+    assert refusals(client) == []
+
+
+@pytest.mark.parametrize("lacking", ["-evalsha", "-xreadgroup", "-hset", "-set", "-psubscribe"])
+def test_a_worker_that_loses_a_right_names_it_and_goes_on_when_it_has_it_again(
+    client: redis.Redis, users: dict[str, str], worker: Worker, log: Path, lacking: str
+) -> None:
+    command = lacking.removeprefix("-")
+    pids = [worker.pid, *worker.instance_pids()]
+    with Client(Settings(broker_url=users["fleet-app"])) as fleet:
+        client.execute_command("ACL", "SETUSER", "fleet-worker", lacking)
+        # Whoever has subscribed stays so; a new connection is refused.
+        client.client_kill_filter(_type="pubsub")
+        job = fleet.submit(MODEL, {"x": row(job=1)})
+        # An old server says of a script that it was refused, and not what in it.
+        wanted = re.compile(rf"'{command}'|\.lua: " if is_old(client) else f"'{command}'")
+        wait_until(lambda: wanted.search(worker.log()), what=f"{command} in the log")
+
+        client.execute_command("ACL", "SETUSER", "fleet-worker", f"+{command}")
+
+        assert job.reply(timeout_s=20).model == MODEL
+    assert [worker.pid, *worker.instance_pids()] == pids
+    assert starts(log) == {1: 1}
+
+
+def test_no_user_reads_a_key_of_another_application(users: dict[str, str]) -> None:
+    for name in ("fleet-worker", "fleet-app"):
+        with redis_client(users[name]) as client, pytest.raises(redis.exceptions.NoPermissionError):
+            client.get("another:application")
