@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 #: A reply that is larger is refused: Redis takes no value above 512 MiB, and no client wants one.
 _MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
 
+#: How Redis begins what it says of itself.
+_STATE: Final = re.compile(r"[A-Z]{3,} ")
+
 #: Replies that one call carries; a server reads a call as a whole before it runs it.
 _CALL_BYTES: Final = 64 * 1024 * 1024
 
@@ -47,6 +51,15 @@ class _Waiting:
     stored: bool = False
     #: Whether somebody else answered it, and may have told of it.
     known: bool = False
+
+
+def _will_pass(error: Exception) -> bool:
+    """Return whether the same may work later: what Redis says of its own state begins with a code,
+    such as MISCONF; what it says of the data of one job will be said again, for ever.
+    """
+    if type(error) is redis.ResponseError:
+        return _STATE.match(str(error)) is not None and "WRONGTYPE" not in str(error)
+    return isinstance(error, redis.RedisError | OperationalError)
 
 
 class Endings:
@@ -157,9 +170,9 @@ class Endings:
             if self._answers.trace(answer):
                 return answer, None
             text = "its callbacks could not be sent"
-        except (redis.RedisError, OperationalError):
-            raise
-        except Exception as error:  # noqa: BLE001 - it fails its job alone
+        except Exception as error:
+            if _will_pass(error):
+                raise
             text = f"its callbacks could not be sent: {type(error).__name__}"
         failed = EngineFailed(f"The job was answered, but {text}.")
         failure = self._answers.pack_failure(answer.job.job_id, failed, answer.about)

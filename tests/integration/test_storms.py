@@ -177,6 +177,23 @@ def test_an_engine_that_exits_fails_its_job_alone(
     assert told.value.code == "ENGINE_FAILED"
 
 
+def test_a_job_whose_chord_cannot_be_counted_holds_nobody_up(
+    server: TestServer, client: redis.Redis, config: Path
+) -> None:
+    infer = register(make_app(Settings(broker_url=server.url)))
+    body = infer.s(MODEL, {"x": row()})
+    with running_worker(server, config):
+        client.set("celery-taskset-meta-broken.j", "no list")
+        member = infer.apply_async((MODEL, {"x": row()}), chord=body, group_id="broken")
+        after = infer.delay(MODEL, {"x": row(job=2)})
+
+        # The answer was stored before its chord was looked at.
+        assert member.get(timeout=15)["y"].shape == (1, 3)
+        assert after.get(timeout=10)["y"].shape == (1, 3)
+        wait_until(lambda: not client.xlen(KEYS.stream(QUEUE, Priority.NORMAL)), what="both to end")
+        client.delete("celery-taskset-meta-broken.j")
+
+
 def test_a_poisons_errback_is_told(
     server: TestServer, client: redis.Redis, config: Path, log: Path
 ) -> None:
