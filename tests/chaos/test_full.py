@@ -25,6 +25,8 @@ MODEL = "scripted"
 EPISODES = 3
 #: The promise: who sends to a full Redis is told so within this.
 TOLD_S = 5
+#: Who was told so looks again as often as this.
+TAKEN_S = 5
 
 #: AT7 of the acceptance tests: jobs of 50 KB behind a batch of 10 s, full for 30 s.
 WIDTH, BATCH_S, WAITING, FULL_S = 12_800, 10, 100, 30
@@ -53,6 +55,19 @@ def told_after_s(client: Client, width: int = 3) -> float:
     began_s = time.monotonic()
     with pytest.raises(Overloaded):
         client.submit(MODEL, {"x": np.zeros((1, width), np.float32)})
+    return time.monotonic() - began_s
+
+
+def taken_again_after_s(client: Client, job: int) -> float:
+    """Send a job until it is taken, now that there is room; returns how long that took."""
+
+    def taken() -> Job | None:
+        with contextlib.suppress(Overloaded):
+            return client.submit(MODEL, {"x": row(job=job)})
+        return None
+
+    began_s = time.monotonic()
+    wait_until(taken, what="a job to be taken", timeout_s=TAKEN_S + 5).reply(20)
     return time.monotonic() - began_s
 
 
@@ -103,7 +118,7 @@ def test_redis_is_full_three_times_in_a_run_of_twenty_thousand(
 ) -> None:
     per_episode = JOBS // EPISODES
     model = {**SCRIPTED, "options": {"log": str(log), "batch_s": 0.02}}
-    told_s, drained, jobs = [], [], list[Job]()
+    told_s, taken_s, drained, jobs = [], [], [], list[Job]()
     with (
         config_folder({MODEL: model}) as config,
         running_worker(broker, config, instances=2) as worker,
@@ -121,15 +136,18 @@ def test_redis_is_full_three_times_in_a_run_of_twenty_thousand(
                     told_s.append(told_after_s(client))
                     assert time.monotonic() - began_s < 60
                     time.sleep(0.2)
+            taken_s.append(taken_again_after_s(client, JOBS + episode + 1))
         for job in jobs:
             assert job.reply(60).attempts == 1
         assert_nobody_died(worker, pids)
 
     print(f"{JOBS} jobs; drained while full: {drained}")
     print(f"{len(told_s)} sends refused, told after {max(told_s):.3f} s at most")
+    print(f"with room again, taken after {max(taken_s):.2f} s at most")
+    assert max(taken_s) < TAKEN_S
     assert min(drained) > 500
     assert max(told_s) < TOLD_S
-    assert starts(log) == dict.fromkeys(range(1, JOBS + 1), 1)
+    assert starts(log) == dict.fromkeys(range(1, JOBS + EPISODES + 1), 1)
     assert_all_ended(broker, MODEL)
 
 
