@@ -21,7 +21,7 @@ from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 
-pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 MODEL = "scripted"
 FEW, MANY, MORE = 1_000, 1_000_000, 10_000
