@@ -11,6 +11,11 @@ from typing import Final
 
 from tests.chaos.tail import Tail
 
+#: From the start of a job until Redis has its outcome, also while Redis is away.
+_LONGEST_RUN_S: Final = 30.0
+#: A start is written a little after it was begun.
+_CLOCK_S: Final = 1.0
+
 _KINDS: Final = ("accepted", "outcomes", "troubles")
 
 
@@ -28,10 +33,14 @@ class Doom:
 
     pid: int
     at_unix_s: float
+    #: It may start jobs until then, as one does that was silenced and begins where it stopped.
+    until_unix_s: float = 0.0
 
-    def ended(self, start: Start) -> bool:
+    def covers(self, start: Start) -> bool:
         """Whether ``start`` may have no outcome because of this."""
-        return start.pid == self.pid and start.at_unix_s <= self.at_unix_s + 1
+        began_unix_s = self.at_unix_s - _LONGEST_RUN_S
+        ended_unix_s = max(self.at_unix_s, self.until_unix_s) + _CLOCK_S
+        return start.pid == self.pid and began_unix_s <= start.at_unix_s <= ended_unix_s
 
 
 @dataclasses.dataclass(slots=True)

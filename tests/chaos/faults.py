@@ -85,11 +85,12 @@ def stop_worker(fleet: Fleet, chance: random.Random) -> list[Doom]:
     Nobody can tell one that does for longer than `claim_ttl_s` from a dead one: others run its
     jobs, and it must not answer for them when it wakes up.
     """
-    worker, pause_s = chance.choice(fleet.workers), _pause_s(fleet, chance)
-    instances = living_children(worker.pid)
-    dooms = [Doom(pid, time.time()) for pid in instances]
-    _hold([worker.pid, *instances], 2 * pause_s)
-    return dooms if 2 * pause_s > fleet.shape.claim_ttl_s else []
+    worker, pause_s = chance.choice(fleet.workers), 2 * _pause_s(fleet, chance)
+    instances, began_unix_s = living_children(worker.pid), time.time()
+    _hold([worker.pid, *instances], pause_s)
+    if pause_s < fleet.shape.claim_ttl_s:
+        return []
+    return [Doom(pid, began_unix_s, time.time()) for pid in instances]
 
 
 def stop_redis(fleet: Fleet, chance: random.Random) -> list[Doom]:

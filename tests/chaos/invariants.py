@@ -41,7 +41,7 @@ class Verdicts:
     lost: tuple[str, ...]
     wrong: tuple[str, ...]
     doubled: tuple[str, ...]
-    #: By number: started again although the process of an earlier start lives.
+    #: By number: started by more than one process that lived on.
     restarted: tuple[int, ...]
 
     def lines(self) -> Iterator[str]:
@@ -84,14 +84,15 @@ def _wrong(account: Account, stored: Mapping[str, str]) -> Iterator[str]:
 
 
 def _restarted(account: Account, dooms: Sequence[Doom]) -> Iterator[int]:
+    """Yield the jobs with more than one start that no doom accounts for."""
     by_pid: dict[int, list[Doom]] = {}
     for doom in dooms:
         by_pid.setdefault(doom.pid, []).append(doom)
     for number, starts in account.starts.items():
-        for start in starts[:-1]:
-            if not any(doom.ended(start) for doom in by_pid.get(start.pid, ())):
+        if len(starts) > 1:
+            sound = [s for s in starts if not any(d.covers(s) for d in by_pid.get(s.pid, ()))]
+            if len(sound) > 1:
                 yield number
-                break
 
 
 def left_in_redis(client: redis.Redis) -> Iterator[str]:

@@ -150,5 +150,5 @@ class Judge:
         again = [starts for starts in account.starts.values() if len(starts) > 1]
         for start, following in itertools.chain.from_iterable(map(itertools.pairwise, again)):
             for doom, each in self._dooms:
-                if doom.ended(start):
+                if doom.covers(start) and following.at_unix_s > doom.at_unix_s:
                     each.again_s.append(following.at_unix_s - doom.at_unix_s)

@@ -71,16 +71,27 @@ def test_a_job_that_is_told_read_or_stored_twice_is_doubled(
     assert found.doubled == ("job-1", "job-3", "job-5")
 
 
-def test_a_second_start_is_excused_by_the_death_of_the_first_holder_alone(
+def test_a_second_start_is_excused_by_the_death_of_a_holder_alone(
     tmp_path: Path, account: Account
 ) -> None:
     for n in (1, 2):
         write(tmp_path, "starts.log", f"start {n} 2 fp32 1 150", account)
 
-    # The process 1 was ended after the first start of job 1, and before that of job 2.
+    # The process 1 began job 1 at 101 and job 2 at 102.
+    assert judged(account).restarted == (1, 2)
     assert judged(account, dooms=[Doom(1, 100.5)]).restarted == (2,)
     assert judged(account, dooms=[Doom(1, 110)]).restarted == ()
-    assert judged(account).restarted == (1, 2)
+    # It died long after it had ended them.
+    assert judged(account, dooms=[Doom(1, 140)]).restarted == (1, 2)
+
+
+def test_a_start_by_one_that_woke_up_is_excused_and_no_later_one(
+    tmp_path: Path, account: Account
+) -> None:
+    for n, second in ((1, 149), (2, 170)):
+        write(tmp_path, "starts.log", f"start {n} 2 fp32 1 {second}", account)
+
+    assert judged(account, dooms=[Doom(2, 130, 150)]).restarted == (2,)
 
 
 def test_memory_grows_by_what_each_process_takes_more_as_it_ages() -> None:
