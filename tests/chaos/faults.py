@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import signal
@@ -28,6 +29,8 @@ class Fault:
     name: str
     #: Does it; returns the instances that end by it, or may.
     strike: Callable[[Fleet, random.Random], list[Doom]]
+    #: Which of its kind, where there are several.
+    which: str = ""
 
 
 def kill_instance(fleet: Fleet, chance: random.Random) -> list[Doom]:
@@ -136,15 +139,16 @@ EACH: Final = (
 )
 
 
-def two_at_once(fleet: Fleet, chance: random.Random) -> list[Doom]:
-    """One on top of the other, before the fleet is whole again."""
-    first, second = chance.sample(EACH, 2)
-    dooms = first.strike(fleet, chance)
-    time.sleep(chance.uniform(0, 2))
-    return [*dooms, *second.strike(fleet, chance)]
+def two_at_once(first: Fault, second: Fault) -> Fault:
+    """Return the fault of one on top of the other, before the fleet is whole again."""
 
+    def strike(fleet: Fleet, chance: random.Random) -> list[Doom]:
+        dooms = first.strike(fleet, chance)
+        time.sleep(chance.uniform(0, 2))
+        return [*dooms, *second.strike(fleet, chance)]
 
-ALL: Final = (*EACH, Fault(name="two of these at once", strike=two_at_once))
+    which = f"{first.name}, then {second.name}"
+    return Fault(name="two of these at once", strike=strike, which=which)
 
 
 def drawn(kinds: Sequence[Fault], count: int, chance: random.Random) -> list[Fault]:
@@ -153,6 +157,14 @@ def drawn(kinds: Sequence[Fault], count: int, chance: random.Random) -> list[Fau
     while len(faults) < count:
         faults += chance.sample(kinds, len(kinds))
     return faults[:count]
+
+
+def drawn_with_pairs(count: int, chance: random.Random) -> list[Fault]:
+    """Return ``count`` faults of all kinds, pairs of them as often as each alone."""
+    singles = drawn(EACH, count, chance)
+    pairs = (two_at_once(*chance.sample(EACH, 2)) for _ in itertools.count())
+    every = len(EACH) + 1
+    return [next(pairs) if i % every == every - 1 else each for i, each in enumerate(singles)]
 
 
 def _instance(fleet: Fleet, chance: random.Random) -> int:

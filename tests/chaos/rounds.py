@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tests.chaos import invariants
-from tests.chaos.faults import Fault, drawn
+from tests.chaos.faults import Fault
 from tests.chaos.table import Report, Round
 from tests.chaos.trial import Trial
 
@@ -26,12 +26,9 @@ _OVERTAKEN: Final = 0.2
 class Rounds:
     """Sends jobs, strikes, and waits until the fleet is whole, round after round."""
 
-    def __init__(
-        self, trial: Trial, *, count: int, jobs_a_round: int, kinds: Sequence[Fault]
-    ) -> None:
-        self._trial, self._jobs_a_round = trial, jobs_a_round
+    def __init__(self, trial: Trial, faults: Sequence[Fault], *, jobs_a_round: int) -> None:
+        self._trial, self._faults, self._jobs_a_round = trial, faults, jobs_a_round
         self._fleet, self._account, self._judge = trial.fleet, trial.account, trial.judge
-        self._faults = drawn(kinds, count, trial.chance)
 
     def run(self, tell: Callable[[str], object]) -> Report:
         """Let all faults strike, judge, and return what was measured."""
@@ -94,5 +91,5 @@ class Rounds:
         return (
             f"{each.number:4}/{len(self._faults)}  {each.fault:26} {each.unfinished:5} unfinished"
             f"  whole after {each.recovery_s:5.1f} s  {len(self._account.accepted):7} accepted"
-            f"  {self._trial.minutes:5.1f} min"
-        )
+            f"  {self._trial.minutes:5.1f} min  {each.which}"
+        ).rstrip()

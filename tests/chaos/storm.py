@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import faults
+from tests.chaos.faults import KILLS, drawn, drawn_with_pairs
 from tests.chaos.fleet import Shape
 from tests.chaos.rounds import Rounds
 from tests.chaos.soak import Soak
@@ -44,25 +44,19 @@ def main() -> int:
 
 
 def _rounds(given: Any) -> Report:
-    kinds = faults.KILLS if given.faults == "kill" else faults.ALL
-    with trial(Shape(), given.seed) as fleet_on_trial:
-        rounds = Rounds(
-            fleet_on_trial,
-            count=given.rounds,
-            jobs_a_round=given.jobs_per_round,
-            kinds=kinds,
-        )
-        return rounds.run(_tell)
+    with trial(Shape(), given.seed) as on_trial:
+        if given.faults == "kill":
+            faults = drawn(KILLS, given.rounds, on_trial.chance)
+        else:
+            faults = drawn_with_pairs(given.rounds, on_trial.chance)
+        return Rounds(on_trial, faults, jobs_a_round=given.jobs_per_round).run(_tell)
 
 
 def _soak(given: Any) -> Report:
     shape = Shape(result_ttl_s=_SOAK_TTL_S, fence_ttl_s=_SOAK_TTL_S)
-    with trial(shape, given.seed) as fleet_on_trial:
+    with trial(shape, given.seed) as on_trial:
         soak = Soak(
-            fleet_on_trial,
-            minutes=given.minutes,
-            fault_every_s=given.fault_every_s,
-            load=given.load,
+            on_trial, minutes=given.minutes, fault_every_s=given.fault_every_s, load=given.load
         )
         return soak.run(_tell)
 

@@ -17,6 +17,7 @@ class Round:
 
     number: int
     fault: str
+    which: str
     #: No job of it has a lower number.
     first: int
     unfinished: int = 0

@@ -47,7 +47,7 @@ class Trial:
         ``first``: no job that may suffer from it has a lower number.
         """
         number = len(self.report.rounds) + 1
-        each = Round(number=number, fault=fault.name, first=first)
+        each = Round(number=number, fault=fault.name, which=fault.which, first=first)
         self.report.rounds.append(each)
         each.unfinished = self.fleet.unfinished()
         began_unix_s = time.time()
@@ -55,7 +55,7 @@ class Trial:
         since_unix_s = time.time()
         self.judge.wait(
             lambda: self.probes.whole(since_unix_s),
-            what=f"a whole fleet after {fault.name}",
+            what=f"a whole fleet after {fault.which or fault.name}",
             every_s=LOOK_EVERY_S,
         )
         each.recovery_s = time.time() - began_unix_s
