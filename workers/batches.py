@@ -63,9 +63,10 @@ class Begun:
         return (*self.runs, *(answer.job for answer in self.answered))
 
     @property
-    def started_before(self) -> tuple[Job, ...]:
-        """Those of the started whose earlier start has no outcome that this server knows."""
-        return tuple(job for job in self.started if job.starts)
+    def suspects(self) -> tuple[Job, ...]:
+        """Those whose earlier start has no outcome that the broker knows."""
+        buried = (job for job, _ in self.buried)
+        return tuple(job for job in (*self.started, *buried) if job.starts)
 
     def without(self, jobs: Sequence[Job]) -> Begun:
         """Return the same without ``jobs``, which are ended already."""
@@ -75,6 +76,7 @@ class Begun:
             self,
             runs=tuple(job for job in self.runs if job not in jobs),
             answered=tuple(answer for answer in self.answered if answer.job not in jobs),
+            buried=tuple(each for each in self.buried if each[0] not in jobs),
         )
 
     def limit_s(self, limit_s: float) -> float:

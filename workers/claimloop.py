@@ -146,7 +146,7 @@ class ClaimLoop:
                 return None
             claimed, others = rung
             if others:
-                self._exchange(self._ledger.release(self._queues, keep=claimed.entries))
+                self._exchange(self._release(self._queues, keep=claimed.entries))
         return self._read(self._claiming.gather(claimed, model_of(claimed.queue)))
 
     def _read(self, claimed: Claimed) -> Batch:
@@ -167,11 +167,11 @@ class ClaimLoop:
         jobs = [(job.entry, job.job_id, job.stamps) for job in batch.jobs]
         (verdicts,) = self._exchange(self._ledger.begin(batch.queue, jobs))
         begun = sort_begun(batch, verdicts, worker=self._endings.worker, now_unix_s=time.time())
-        begun = begun.without(self._endings.end_stored(batch.queue, begun.started_before))
+        begun = begun.without(self._endings.end_stored(batch.queue, begun.suspects))
         calls: list[Call[Any]] = [self._bury(batch.queue, *each) for each in begun.buried]
         if begun.later:
             kept = [job.entry for job in (*begun.started, *(job for job, _ in begun.buried))]
-            calls.append(self._ledger.release([batch.queue], keep=kept))
+            calls.append(self._release([batch.queue], keep=kept))
         if calls:
             self._exchange(*calls)
         for job in begun.started:
@@ -191,7 +191,7 @@ class ClaimLoop:
         runner = self._loading.runners[batch.model]
         began_unix_s, began_s = time.time(), time.monotonic()
         limit_s = begun.limit_s(self._loading.time_limit_s(batch.model))
-        self._status.batch_begins(len(begun.runs), limit_s=limit_s)
+        self._status.batch_begins([job.entry.place for job in begun.runs], limit_s=limit_s)
         prepared = [job.prepared for job in begun.runs if job.prepared is not None]
         running = self._engine.submit(run_engine, runner, prepared)
         self._events.flush()
@@ -256,7 +256,7 @@ class ClaimLoop:
 
     def _give_back_all_but(self, begun: Begun) -> None:
         held: Iterable[Entry] = [job.entry for job in begun.started]
-        self._exchange(self._ledger.release(self._queues, keep=held))
+        self._exchange(self._release(self._queues, keep=held))
 
     def _is_terminated(self, job: Job) -> bool:
         return self._orders.terminates(self._ledger.marks(job.job_id, job.stamps))
@@ -286,6 +286,10 @@ class ClaimLoop:
         self._endings.settle(answers[: len(ends)])
         return answers[len(ends) :]
 
+    def _release(self, queues: Sequence[str], *, keep: Iterable[Entry] = ()) -> Call[int]:
+        """Give back all but ``keep``, and but what is answered and waits to be ended."""
+        return self._ledger.release(queues, keep=[*keep, *self._endings.entries])
+
     def _recover(self, error: Exception, backoff_s: float) -> None:
         _trouble(error)
         self._unsure = True
@@ -303,7 +307,7 @@ class ClaimLoop:
         self._exchange(ensure_groups(self._ledger.keys, self._queues))
         self._ahead = None
         forgive = [self._ledger.unfinished(queue, Note.FORGIVE) for queue in self._queues]
-        self._exchange(*forgive, self._ledger.release(self._queues))
+        self._exchange(*forgive, self._release(self._queues))
         self._unsure = False
 
     def _hand_back(self) -> None:
@@ -317,13 +321,14 @@ class ClaimLoop:
             self._status.tick()
             try:
                 self._exchange()
-                self._exchange(self._ledger.release(self._queues, remove=True))
-                break
+                if self._endings.empty:
+                    self._exchange(self._ledger.release(self._queues, remove=True))
+                    break
             except _TROUBLE as error:
                 _trouble(error)
                 if not insist:
                     break
-                time.sleep(TICK_S)
+            time.sleep(TICK_S)
         self._events.flush()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,9 +19,10 @@ from producer.contract.errors import EngineFailed, Expired, FleetError
 from producer.contract.names import model_of
 from workers.answers import Answer, Answers
 from workers.batching.closing import Closed
-from workers.delivery.ledger import End, Ending, Ledger, Letter
+from workers.delivery.ledger import End, Ending, Entry, Ledger, Letter
 from workers.delivery.scripts import Call
 from workers.jobs import Job, Unreadable
+from workers.loading import retry_gap_s
 from workers.runner import Outcome, Prepared
 from workers.status import Status
 from workers.telemetry.events import TaskEvents
@@ -51,6 +53,9 @@ class _Waiting:
     stored: bool = False
     #: Whether somebody else answered it, and may have told of it.
     known: bool = False
+    #: How often its callbacks could not be sent, and when they are tried again. Monotonic clock.
+    failures: int = 0
+    retry_at_s: float = 0.0
 
 
 def _will_pass(error: Exception) -> bool:
@@ -87,6 +92,11 @@ class Endings:
         """Whether nothing waits to be ended."""
         return not self._waiting
 
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries of what waits to be ended: they are still ours."""
+        return [waiting.answer.job.entry for waiting in self._waiting]
+
     def add_answers(self, queue: str, answers: Sequence[Answer]) -> None:
         """Keep ``answers`` until Redis has confirmed the end of their jobs."""
         self._waiting += [_Waiting(queue=queue, answer=answer) for answer in answers]
@@ -114,18 +124,22 @@ class Endings:
         Packs, traces and stores what was not yet; may raise what redis-py raises, and goes on where
         it was at the next call.
         """
-        self._prepare([waiting for waiting in self._waiting if not waiting.stored])
+        now_s = time.monotonic()
+        self._prepare(
+            [each for each in self._waiting if not each.stored and each.retry_at_s <= now_s]
+        )
         return [self._call(part) for part in self._parts()]
 
     def settle(self, endings: Sequence[list[Ending]]) -> None:
-        """Note that Redis took every waiting call; tell and count each job that was still ours."""
+        """Note that Redis took every call; tell and count each job that was still ours."""
         results = (ending for part in endings for ending in part)
-        for waiting, ending in zip(self._ordered(), results, strict=True):
+        ended = self._ordered()
+        for waiting, ending in zip(ended, results, strict=True):
             if ending is Ending.LOST:
                 logger.warning("job.lost", extra={"job_id": waiting.answer.job.job_id})
             elif not waiting.known:
                 self._tell(waiting.answer)
-        self._waiting.clear()
+        self._waiting = [each for each in self._waiting if not each.stored]
 
     def _prepare(self, fresh: Sequence[_Waiting]) -> None:
         """Pack or trace each of ``fresh``, and store those whose results have their own server."""
@@ -134,10 +148,10 @@ class Endings:
             if waiting.packed or waiting.stored:
                 continue
             if self._answers.needs_tracer(waiting.answer.job):
-                waiting.answer, waiting.payload = self._trace(waiting.answer)
+                waiting.packed = self._traced(waiting)
             else:
                 waiting.answer, waiting.payload = self._pack(waiting.answer)
-            waiting.packed = True
+                waiting.packed = True
         apart = [each for each in fresh if each.payload is not None]
         if self._results is not None and apart:
             payloads = {each.answer.job.job_id: each.payload or b"" for each in apart}
@@ -145,7 +159,32 @@ class Endings:
             for waiting in apart:
                 waiting.payload = None
         for waiting in fresh:
-            waiting.stored = True
+            waiting.stored = waiting.stored or waiting.packed
+
+    def _traced(self, waiting: _Waiting) -> bool:
+        """Let Celery end the job of ``waiting``; one that it cannot end now holds no other up.
+
+        A full Redis takes no callbacks, and yet must be drained of all that has none.
+        """
+        try:
+            if self._results is not None:
+                # Celery sends callbacks before it stores: not for a server that is away.
+                self._results.ping()
+            waiting.answer, waiting.payload = self._trace(waiting.answer)
+        except (redis.RedisError, OperationalError) as error:
+            waiting.failures += 1
+            gap_s = retry_gap_s(waiting.failures)
+            waiting.retry_at_s = time.monotonic() + gap_s
+            logger.warning(
+                "job.callbacks_wait",
+                extra={
+                    "job_id": waiting.answer.job.job_id,
+                    "error": type(error).__name__,
+                    "retry_in_s": gap_s,
+                },
+            )
+            return False
+        return True
 
     def _guarded(self, waiting: _Waiting) -> bool:
         """Whether something happens to the answer before `complete` looks who owns its job."""
@@ -168,7 +207,9 @@ class Endings:
         """
         try:
             if self._answers.trace(answer):
-                return answer, None
+                # The tracer stores no result that nobody wants; `begin` knows the job by it.
+                ignored = answer.job.headers.get("ignore_result")
+                return self._pack(answer) if ignored else (answer, None)
             text = "its callbacks could not be sent"
         except Exception as error:
             if _will_pass(error):
@@ -179,12 +220,13 @@ class Endings:
         return dataclasses.replace(answer, outputs=None, error=failed), failure
 
     def _ordered(self) -> list[_Waiting]:
-        """Return what waits, each queue's together, in the order of `_parts`."""
-        queues = dict.fromkeys(waiting.queue for waiting in self._waiting)
-        return [each for queue in queues for each in self._waiting if each.queue == queue]
+        """Return what is ready to be ended, each queue's together, in the order of `_parts`."""
+        ready = [waiting for waiting in self._waiting if waiting.stored]
+        queues = dict.fromkeys(waiting.queue for waiting in ready)
+        return [each for queue in queues for each in ready if each.queue == queue]
 
     def _parts(self) -> list[list[_Waiting]]:
-        """Return what waits in parts of one queue and a bounded size, one for each call."""
+        """Return what is ready in parts of one queue and a bounded size, one for each call."""
         parts: list[list[_Waiting]] = []
         size = 0
         for waiting in self._ordered():

@@ -35,6 +35,9 @@ _ENCODINGS: Final = frozenset({"binary", "utf-8", "us-ascii"})
 #: JSON takes up to fifty times its size while it is read, and this much of it a second or so.
 _MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 
+#: No batch runs longer; a sender's number may be too large for any float.
+_LONGEST_S: Final = 1e9
+
 #: What a message says when it carries work for Celery's own tracer.
 CANVAS: Final = ("callbacks", "errbacks", "chain", "chord")
 
@@ -84,7 +87,7 @@ class Job:
         if not isinstance(limits, list | tuple):
             return None
         given = [each for each in limits if isinstance(each, int | float) and each > 0]
-        return max(1.0, float(min(given))) if given else None
+        return max(1.0, float(min(*given, _LONGEST_S))) if given else None
 
     @property
     def reply_to(self) -> str | None:

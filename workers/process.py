@@ -47,6 +47,8 @@ class InstanceProcess:
     killed_because: str = ""
     #: Whether it was killed for a batch that ran too long.
     timed_out: bool = False
+    #: And the stream and entry id of the job that ran alone in it, if one did.
+    timed_out_alone: str = ""
     _unread: bytes = b""
 
     @property
@@ -114,20 +116,25 @@ def start(
     pipes.
 
     The thread that calls this must last as long as this process: the kernel ends the child when the
-    thread that started it ends.
+    thread that started it ends. Raises OSError where the machine has no room for a process.
     """
     read_fd, write_fd = os.pipe()
     consumer = f"{node}/{slot}/{os.getpid()}.{number}.{time.time_ns() // 1_000_000}"
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     environ = {**os.environ, "PYTHONPATH": path}
     environ |= {variable: str(threads) for variable in _THREAD_VARIABLES}
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "workers.birth", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        pass_fds=(write_fd,),
-        env=environ,
-    )
-    os.close(write_fd)
+    try:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "workers.birth", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            pass_fds=(write_fd,),
+            env=environ,
+        )
+    except OSError:
+        os.close(read_fd)
+        raise
+    finally:
+        os.close(write_fd)
     hello = Hello(
         node=node,
         slot=slot,

@@ -70,6 +70,8 @@ class Death:
 
     consumer: str
     cause: Cause
+    #: The stream and entry id of the job that ran alone for longer than it may.
+    alone: str = ""
 
 
 class Processes:
@@ -109,8 +111,22 @@ class Processes:
         with self._lock:
             for slot in self._slots[: self._wanted]:
                 if slot.process is None and slot.retry_at_s <= now_s and not self._draining:
-                    self._start(slot)
+                    try:
+                        self._start(slot)
+                    except OSError as error:
+                        self._cannot_start(slot, error)
                     self._drain_late(slot)
+
+    def _cannot_start(self, slot: Slot, error: OSError) -> None:
+        """Try again later: the machine lacks memory, processes or descriptors."""
+        slot.failures += 1
+        gap_s = retry_gap_s(slot.failures)
+        slot.retry_at_s = time.monotonic() + gap_s
+        slot.text = f"no process can be started: {error.strerror}; tried {slot.failures} times"
+        logger.error(
+            "instance.cannot_start",
+            extra={"slot": slot.number, "reason": error.strerror, "retry_in_s": gap_s},
+        )
 
     def _start(self, slot: Slot) -> None:
         slot.starts += 1
@@ -192,32 +208,32 @@ class Processes:
     def _watch(self) -> None:
         turned_s = time.monotonic()
         while True:
-            for key, _ in self._selector.select(_LOOK_EVERY_S):
-                try:
-                    self._hear(key.data)
-                except Exception:
-                    logger.exception("watcher.failed")
-            self._find_dead()
-            self._fill()
-            now_s = time.monotonic()
-            if now_s - turned_s > _OWN_PAUSE_S:
-                # We stood still ourselves (a frozen container, Ctrl-Z): what instances said
-                # meanwhile lies unread, and their silence is no evidence.
-                self._hear_anew(now_s)
-            else:
-                self._kill_hung(now_s)
-            turned_s = now_s
+            try:
+                turned_s = self._watch_once(turned_s)
+            except Exception:
+                # The instances die with this thread, and nobody else would start new ones.
+                logger.exception("watcher.failed")
+                time.sleep(_LOOK_EVERY_S)
+
+    def _watch_once(self, turned_s: float) -> float:
+        """Hear, find, fill and kill; returns when, in monotonic time. ``turned_s``: the last."""
+        for key, _ in self._selector.select(_LOOK_EVERY_S):
+            self._hear(key.data)
+        self._find_dead()
+        self._start_missing()
+        now_s = time.monotonic()
+        if now_s - turned_s > _OWN_PAUSE_S:
+            # We stood still ourselves (a frozen container, Ctrl-Z): what instances said
+            # meanwhile lies unread, and their silence is no evidence.
+            self._hear_anew(now_s)
+        else:
+            self._kill_hung(now_s)
+        return now_s
 
     def _hear(self, slot: Slot) -> None:
         with self._lock:
             if slot.process is not None and not slot.process.read():
                 self._take_out(slot)
-
-    def _fill(self) -> None:
-        try:
-            self._start_missing()
-        except OSError:
-            logger.exception("watcher.cannot_start_an_instance")
 
     def _find_dead(self) -> None:
         """See a death that the pipe does not show: something the instance started holds it open."""
@@ -234,7 +250,9 @@ class Processes:
             heard.kill(by_us=False)
             status = heard.close()
             # Before anybody can see that it is gone: who waits for that ends what frees its claims.
-            self._on_death(Death(consumer=heard.consumer, cause=_cause(heard)))
+            self._on_death(
+                Death(consumer=heard.consumer, cause=_cause(heard), alone=heard.timed_out_alone)
+            )
             slot.process = None
             self._bury(slot, heard, status)
 
@@ -272,6 +290,8 @@ class Processes:
                 running.kill(by_us=False, because=because)
             elif because := why_too_long(running.said):
                 running.timed_out = True
+                # As said with the time: another batch may have begun since, which is not to blame.
+                running.timed_out_alone = str(running.said.get("alone", ""))
                 running.kill(by_us=False, because=because)
 
 

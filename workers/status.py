@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from workers.batching.closing import Closed
@@ -66,6 +66,8 @@ class Status:
         #: When the running batch began, None between batches; and how long it may run.
         self._batch_began_s: float | None = None
         self._batch_limit_s = 0.0
+        #: The stream and entry id of a job that runs alone.
+        self._alone = ""
         self.since_s = time.monotonic()
         #: Jobs begun and not ended.
         self.running = 0
@@ -75,8 +77,11 @@ class Status:
     def tick(self) -> None:
         self.tick_s = time.monotonic()
 
-    def batch_begins(self, jobs: int, *, limit_s: float) -> None:
-        self._batch_began_s, self._batch_limit_s, self.running = time.monotonic(), limit_s, jobs
+    def batch_begins(self, places: Sequence[str], *, limit_s: float) -> None:
+        """Note that jobs run; ``places``: the stream and entry id of each."""
+        self._alone = places[0] if len(places) == 1 else ""
+        self._batch_limit_s, self.running = limit_s, len(places)
+        self._batch_began_s = time.monotonic()
 
     def batch_ends(self) -> None:
         self._batch_began_s, self.running = None, 0
@@ -113,6 +118,7 @@ class Status:
             "silent_s": round(now_s - self.tick_s, 2),
             "batch_s": round(now_s - began_s, 2) if began_s is not None else 0.0,
             "batch_limit_s": self._batch_limit_s,
+            "alone": self._alone,
             "models": dict(self.models),
             "counters": {
                 name: dataclasses.asdict(counters)

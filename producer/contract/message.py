@@ -104,7 +104,9 @@ def _of_a_list(raw: bytes) -> tuple[Any, Any, Any, Any, bytes]:
             f"{MAX_LIST_ENVELOPE_BYTES:,} are read. A large body must come first in it."
         )
     try:
-        message = json.loads(envelope)
+        # Strictly: what Python reads of JSON bytes may hold text that nothing can write again.
+        message = json.loads(envelope.decode())
+        json.dumps(message, ensure_ascii=False).encode()
         text = message["body"]
         content_type, content_encoding = message["content-type"], message["content-encoding"]
         headers, properties = dict(message["headers"]), dict(message["properties"])

@@ -234,7 +234,10 @@ class FleetBackend(ReadingBackend):
         with self.client.pipeline(transaction=False) as pipe:
             pipe.set(key, value, ex=(self.expires if expires is None else expires) or None)
             pipe.publish(key, value)
-            pipe.execute()
+            # redis-py puts a part of what was sent, values among it, into an error that it raises.
+            for answer in pipe.execute(raise_on_error=False):
+                if isinstance(answer, Exception):
+                    raise answer
 
     def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
         server = Server.from_url(url)

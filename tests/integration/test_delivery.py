@@ -284,12 +284,36 @@ def test_a_job_that_ran_alone_for_too_long_is_not_run_again(broker: redis.Redis)
     assert claimed is not None
     begin(broker, who, claimed)
 
-    noted, _ = send(broker, who.unfinished(QUEUE, Note.TIMEOUT), who.release([QUEUE]))
+    (entry,) = claimed.entries
+    noted, _ = send(
+        broker, who.unfinished(QUEUE, Note.TIMEOUT, entry=entry.place), who.release([QUEUE])
+    )
 
     again = claim(broker, heir)
     assert noted == 1
     assert again is not None
     assert begin(broker, heir, again) == [(Verdict.TIMEOUT, 1)]
+
+
+def test_a_start_that_is_forgiven_twice_is_taken_back_once(broker: redis.Redis) -> None:
+    add(broker, "poison")
+    for consumer in ("dead", "a"):
+        who = ledger(consumer)
+        claimed = claim(broker, who)
+        assert claimed is not None
+        begin(broker, who, claimed)
+        if consumer == "dead":
+            send(broker, who.release([QUEUE], remove=True, unread=False))
+
+    forgiven = send(
+        broker, who.unfinished(QUEUE, Note.FORGIVE), who.unfinished(QUEUE, Note.FORGIVE)
+    )
+
+    send(broker, who.release([QUEUE]))
+    again = claim(broker, ledger("b"))
+    assert forgiven == [1, 0]
+    assert again is not None
+    assert begin(broker, ledger("b"), again) == [(Verdict.ALONE, 1)]
 
 
 def test_jobs_that_ran_together_for_too_long_run_alone(broker: redis.Redis) -> None:
@@ -593,6 +617,21 @@ def test_delayed_jobs_move_into_their_stream_when_they_are_due(broker: redis.Red
     assert moved == 1
     assert entry == {b"id": b"now", b"rows": b"1", b"env": b"\x80", b"body": b"\xff\x00"}
     assert broker.zcard(KEYS.delayed(QUEUE)) == 1
+
+
+@pytest.mark.parametrize("packed", [{}, [1, 2], {"id": True}, {"id": ["x"]}], ids=repr)
+def test_a_delayed_member_that_is_no_entry_holds_no_other_up(
+    broker: redis.Redis, packed: Any
+) -> None:
+    fields = {"id": "j", "rows": "1", "env": b"e", "body": b"b", "priority": "normal"}
+    for score, member in enumerate((packed, fields)):
+        broker.zadd(KEYS.delayed(QUEUE), {msgpack.packb(member, use_bin_type=False): score})
+
+    moved = send(broker, delivery.move_due(KEYS, QUEUE, now_unix_s=50.0))[0]
+
+    assert moved == 2
+    assert broker.zcard(KEYS.delayed(QUEUE)) == 0
+    assert broker.xlen(KEYS.stream(QUEUE, Priority.NORMAL)) >= 1
 
 
 def test_scripts_are_loaded_again_after_the_server_forgot_them(broker: redis.Redis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import json
 import random
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import redis
 
 from producer.client import Client
 from producer.contract import wire
@@ -26,8 +28,10 @@ from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, config_folder, running_worker
 
 MODEL = "scripted"
-DEAD = Keys().dead(f"fleet.{MODEL}")
-STREAM = Keys().stream(f"fleet.{MODEL}", Priority.NORMAL)
+KEYS = Keys()
+DEAD = KEYS.dead(f"fleet.{MODEL}")
+STREAM = KEYS.stream(f"fleet.{MODEL}", Priority.NORMAL)
+TEXT = json.dumps([[MODEL, {"x": row(job=1).tolist()}], {}, {}]).encode()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,6 +106,45 @@ def test_json_that_is_too_large_or_too_deep(server: TestServer) -> None:
     ]
 
     assert codes == ["BAD_MESSAGE"] * 2
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (b'"fleet_reply_to": "\xed\xa0\x80"', "BAD_MESSAGE"),
+        (b'"fleet_reply_to": "\\ud800"', "BAD_MESSAGE"),
+        (b'"timelimit": [1' + b"0" * 400 + b", null]", "ok"),
+    ],
+    ids=["a surrogate in bytes", "a surrogate escaped", "a limit beyond all numbers"],
+)
+def test_a_header_from_a_list_that_cannot_be_passed_on(
+    server: TestServer, header: bytes, code: str
+) -> None:
+    fleet = Client(Settings(broker_url=server.url))
+    mates = [fleet.submit(MODEL, {"x": row(job=number)}) for number in (1, 2, 3)]
+    message = (
+        b'{"body": "%s", "content-type": "application/json", "content-encoding": "utf-8", '
+        b'"headers": {"id": "odd", "task": "fleet.infer", %s}, '
+        b'"properties": {"body_encoding": "base64"}}' % (base64.b64encode(TEXT), header)
+    )
+    with server.client() as client:
+        client.delete(KEYS.result("odd"))
+        client.lpush(f"fleet.{MODEL}", message)
+
+        ended = wait_until(
+            lambda: client.get(KEYS.result("odd")) or not_named(client, message),
+            what="the answer, or a dead letter without an id",
+        )
+
+    assert [mate.reply(10).attempts for mate in mates] == [1, 1, 1]
+    assert (b"SUCCESS" in ended) is (code == "ok")
+
+
+def not_named(client: redis.Redis, message: bytes) -> bytes:
+    """Return why the message became a dead letter, if it did."""
+    letters: Any = client.xrange(DEAD)
+    reasons = [f[b"code"] for _, f in letters if f.get(b"original:raw") == message]
+    return reasons[0] if reasons else b""
 
 
 def test_an_entry_with_thousands_of_fields_becomes_a_dead_letter(server: TestServer) -> None:
@@ -189,9 +232,6 @@ def test_two_thousand_damaged_entries_each_end_as_an_answer_or_a_dead_letter(
     assert not unended
     # Otherwise they were not damaged enough, or too much.
     assert 500 < len(dead) < 1500
-
-
-TEXT = json.dumps([[MODEL, {"x": row(job=1).tolist()}], {}, {}]).encode()
 
 
 @pytest.mark.parametrize(

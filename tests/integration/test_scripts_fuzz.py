@@ -297,9 +297,13 @@ class Fuzz:
 
     def _free(self, consumer: Consumer, *, note: Note | None, remove: bool) -> None:
         if note is not None:
-            changes = {Note.FORGIVE: self.model.forgive, Note.TIMEOUT: self.model.time_out}
-            noted = self._ask(consumer.ledger.unfinished(QUEUE, note))
-            assert noted == changes[note](consumer.name)
+            place = self.chance.choice(list(self.model.owner) or [(STREAMS[0], "0-0")])
+            entry = " ".join(place) if note is Note.TIMEOUT else ""
+            noted = self._ask(consumer.ledger.unfinished(QUEUE, note, entry=entry))
+            if note is Note.FORGIVE:
+                assert noted == self.model.forgive(consumer.name)
+            else:
+                assert noted == self.model.time_out(consumer.name, place)
         held = self.model.held_by(consumer.name)
         release = consumer.ledger.release([QUEUE], remove=remove, unread=note is Note.FORGIVE)
         assert self._ask(release) == len(held)

@@ -53,17 +53,19 @@ class Model:
         self.timed_out.difference_update(jobs)
         for job in jobs:
             self.starts[job] -= 1
-            if not self.starts[job]:
+            if self.starts[job]:
+                self.begun_by[job] = ("-", self.begun_by[job][1])
+            else:
                 del self.starts[job], self.begun_by[job]
         return len(jobs)
 
-    def time_out(self, consumer: str) -> int:
-        """Note that a consumer ran for too long; returns of how many jobs that is the reason."""
-        jobs = [job for job, (who, _) in self.begun_by.items() if who == consumer]
-        if len(jobs) != 1:
-            return 0
-        self.timed_out.update(jobs)
-        return 1
+    def time_out(self, consumer: str, place: Place) -> int:
+        """Note that a consumer ran the job of ``place`` for too long; returns 0 when it did not."""
+        jobs = [job for job, begun in self.begun_by.items() if begun == (consumer, place)]
+        for job in jobs:
+            self.timed_out.add(job)
+            self.begun_by[job] = ("-", place)
+        return len(jobs)
 
     def check_verdicts(
         self, consumer: str, places: Sequence[Place], verdicts: Sequence[tuple[Verdict, int]]

@@ -1,8 +1,9 @@
 -- begin: decide for each job of a batch whether it may start now, and count the start.
 --
 -- KEYS  the queue's journal, then its streams
--- ARGV  group, consumer, max attempts, prefixes of the result and fence keys, then per job: number of its
---       stream (from 2, as in KEYS), entry id, job id, keys of the marks that cancel it (a line each)
+-- ARGV  group, consumer, max attempts, prefixes of the result, fence and cancelled keys, then per job: number
+--       of its stream (from 2, as in KEYS), entry id, job id, packed keys of the marks that cancel it beside
+--       its own ('' for none)
 -- out   per job {verdict, starts before this one}
 --       run        start it now, with the others
 --       alone      start it now and nothing beside it: an earlier start has no outcome
@@ -16,7 +17,7 @@
 --
 -- First write: XCLAIM or XACK; a full server allows both, and then allows the HSET.
 local group, consumer, max_attempts = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local result, fence = ARGV[4], ARGV[5]
+local result, fence, cancelled = ARGV[4], ARGV[5], ARGV[6]
 local journal = KEYS[1]
 local out, seen, running, alone = {}, {}, 0, false
 
@@ -25,11 +26,9 @@ local function drop(stream, id)
   redis.call('XDEL', stream, id)
 end
 
-local function is_cancelled(marks)
-  for mark in string.gmatch(marks, '[^\n]+') do
-    if redis.call('EXISTS', mark) == 1 then return true end
-  end
-  return false
+local function is_cancelled(job, marks)
+  if redis.call('EXISTS', cancelled .. job) == 1 then return true end
+  return marks ~= '' and redis.call('EXISTS', unpack(cmsgpack.unpack(marks))) > 0
 end
 
 local function verdict_of(stream, id, job, marks)
@@ -56,7 +55,7 @@ local function verdict_of(stream, id, job, marks)
     drop(stream, id)
     return 'done', starts
   end
-  if is_cancelled(marks) then return 'cancelled', starts end
+  if is_cancelled(job, marks) then return 'cancelled', starts end
   if why == 'timeout' then return 'timeout', starts end
   if starts >= max_attempts then return 'exhausted', starts end
   if alone or (starts > 0 and running > 0) then return 'later', starts end
@@ -69,7 +68,7 @@ local function verdict_of(stream, id, job, marks)
   return 'run', starts
 end
 
-for i = 6, #ARGV, 4 do
+for i = 7, #ARGV, 4 do
   local verdict, starts = verdict_of(KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   out[#out + 1] = {verdict, starts}
 end

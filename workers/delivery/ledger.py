@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgpack
 import redis
 
 from producer.contract.names import FREE, GROUP, PRIORITIES, Field, Keys
@@ -65,6 +66,11 @@ class Entry:
     fields: Mapping[bytes, bytes]
     #: Claims that it outlived without being begun, this one included; 0 when it was begun once.
     reads: int = 1
+
+    @property
+    def place(self) -> str:
+        """Its stream and its id there, as scripts name it."""
+        return f"{self.stream} {self.entry_id}"
 
     @property
     def job_id(self) -> str | None:
@@ -192,11 +198,12 @@ class Ledger:
         earlier starts.
         """
         args: list[Any] = [GROUP, self.consumer, self.max_attempts]
-        args += [self.keys.result(""), self.keys.fence("")]
+        args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
         numbers = self._numbers(queue)
         for entry, job_id, stamps in jobs:
-            marks = "\n".join(self.marks(job_id, stamps))
-            args += [numbers[entry.stream], entry.entry_id, job_id, marks]
+            marks = [self.keys.cancelled_stamp(header, stamp) for header, stamp in stamps]
+            packed = msgpack.packb(marks, use_bin_type=False) if marks else ""
+            args += [numbers[entry.stream], entry.entry_id, job_id, packed]
         return Call(
             script=scripts.BEGIN,
             keys=self._journal_and_streams(queue),
@@ -272,7 +279,7 @@ class Ledger:
 
         Not ``unread``: the consumer died, and to read one of them may have been the reason.
         """
-        kept = [f"{entry.stream} {entry.entry_id}" for entry in keep]
+        kept = [entry.place for entry in keep]
         return Call(
             script=scripts.RELEASE,
             keys=self._streams(queues),
@@ -280,12 +287,15 @@ class Ledger:
             read=int,
         )
 
-    def unfinished(self, queue: str, note: Note) -> Call[int]:
-        """Note why the consumer's begun jobs of ``queue`` have no outcome."""
+    def unfinished(self, queue: str, note: Note, *, entry: str = "") -> Call[int]:
+        """Note why the consumer's begun jobs of ``queue`` have no outcome.
+
+        A timeout is noted of one job alone, that of ``entry``: a stream and an entry id.
+        """
         return Call(
             script=scripts.UNFINISHED,
             keys=[self.keys.journal(queue)],
-            args=[self.consumer, str(note)],
+            args=[self.consumer, str(note), entry],
             read=int,
         )
 

@@ -19,11 +19,13 @@ local function entry_of(member)
     if ARGV[i] == packed.priority then stream = KEYS[i - 1] end
   end
   for _, name in ipairs({'id', 'rows', 'env', 'body', 'raw'}) do
-    if packed[name] then
+    local kind = type(packed[name])
+    if kind == 'string' or kind == 'number' then
       fields[#fields + 1] = name
       fields[#fields + 1] = packed[name]
     end
   end
+  if #fields == 0 then fields = {'rows', '1', 'raw', member} end
   return stream, fields
 end
 

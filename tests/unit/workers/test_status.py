@@ -36,7 +36,7 @@ def test_a_new_instance_is_starting_and_has_done_nothing() -> None:
 
 def test_times_are_told_as_ages() -> None:
     status = Status()
-    status.batch_begins(1, limit_s=60)
+    status.batch_begins(["stream 1-0"], limit_s=60)
     time.sleep(0.1)
     status.tick_s = time.monotonic() - 2
 
