@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,14 +20,11 @@ from producer.contract.names import Keys
 from tests.chaos.account import Account
 from tests.chaos.processes import MARK, living_children, marked
 from tests.chaos.sender import MODEL, NUMBERS_A_JOB
-from tests.support.servers import TestServer
+from tests.support.servers import TestServer, running_server
 from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder
 
 KEYS: Final = Keys()
 QUEUE: Final = f"fleet.{MODEL}"
-
-_MEMORY: Final = Path("/dev/shm")
-_ROOM_BYTES: Final = 2 << 30
 
 _LOOK_EVERY_S: Final = 0.1
 #: A supervisor waits a moment before it starts again what ended, as systemd and Docker do.
@@ -280,32 +275,13 @@ def running_fleet(shape: Shape, folder: Path, account: Account) -> Iterator[Flee
         "max_batch_size": shape.max_batch_size,
         "options": options,
     }
-    with _server() as server, config_folder({MODEL: model}) as config:
+    with running_server() as server, config_folder({MODEL: model}) as config:
         fleet = Fleet(shape, server, folder, config, account)
         try:
             fleet.start()
             yield fleet
         finally:
             fleet.kill()
-
-
-@contextlib.contextmanager
-def _server() -> Iterator[TestServer]:
-    """Run a server whose files lie in memory, where there is room.
-
-    While a disk is busy with the fsync of the last second, a server answers what it has not written
-    yet. Killed in that moment it has lost it, and that says nothing of the fleet.
-    """
-    in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
-    with tempfile.TemporaryDirectory(
-        prefix="fleet-test-", dir=_MEMORY if in_memory else None
-    ) as folder:
-        server = TestServer(Path(folder))
-        server.start()
-        try:
-            yield server
-        finally:
-            server.kill()
 
 
 def quiet(client: redis.Redis) -> bool:

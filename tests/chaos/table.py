@@ -111,7 +111,7 @@ def _minutes(report: Report) -> Iterator[str]:
     yield f"| minute | fault | whole again after s | jobs/s | {', MB | '.join(kinds)}, MB |"
     yield "|---" * (4 + len(kinds)) + "|"
     for each in report.minutes:
-        cells = [f"{each.minute:.0f}", each.fault, f"{each.recovery_s:.1f}"]
+        cells = [f"{each.minute:.1f}", each.fault, f"{each.recovery_s:.1f}"]
         cells += [f"{each.jobs_per_s:.0f}"]
         cells += [f"{each.memory_mb.get(kind, 0.0):.1f}" for kind in kinds]
         yield f"| {' | '.join(cells)} |"
