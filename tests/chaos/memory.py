@@ -14,6 +14,8 @@ import redis
 from tests.chaos.fleet import Fleet
 from tests.chaos.processes import memory_bytes
 
+SERVER_PROCESS: Final = "Redis, process"
+
 _SAMPLE_EVERY_S: Final = 10.0
 _MINUTE_S: Final = 60.0
 _MB: Final = 1024 * 1024
@@ -65,7 +67,7 @@ class Sampler(threading.Thread):
             return
         # Its data outlive the process; what the process itself takes does not.
         self._note("Redis, data", 0, int(info["used_memory"]))
-        self._note("Redis, process", self._fleet.server.pid or 0, int(info["used_memory_rss"]))
+        self._note(SERVER_PROCESS, self._fleet.server.pid or 0, int(info["used_memory_rss"]))
 
     def _note(self, kind: str, pid: int, nbytes: int | None) -> None:
         now_s = time.monotonic()
