@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
@@ -24,6 +23,7 @@ from producer.contract.app import make_app
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
+from tests.support.connections import channels, connections
 from tests.support.engines import row, starts
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
@@ -88,25 +88,6 @@ class Asker:
 
 def _number(outputs: Any) -> int:
     return round(float(outputs["y"][0, 2]) / 2)
-
-
-def connections(server: TestServer, pid: int) -> set[str]:
-    """Return the addresses from which a process is connected to the server."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            inodes.add(fd.readlink().name.removeprefix("socket:[").rstrip("]"))
-    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return {
-        f"127.0.0.1:{int(row[1].partition(':')[2], 16)}"
-        for row in rows
-        if row[9] in inodes and int(row[2].partition(":")[2], 16) == server.port
-    }
-
-
-def channels(client: Any) -> list[bytes]:
-    """Return the channels that clients listen on, as opposed to workers."""
-    return [name for name in client.pubsub_channels() if b"pidbox" not in name]
 
 
 def cut_all(server: TestServer) -> None:
