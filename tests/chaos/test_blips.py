@@ -30,7 +30,7 @@ from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(300),
-    # Celery has a result backend for each thread that waits, and leaves it to the garbage collector.
+    # Celery leaves the result backend of each thread that waits to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
