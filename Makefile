@@ -11,7 +11,7 @@ ROUNDS ?= 20
 MINUTES ?= 45
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up compose-up compose-test test test-servers check format chaos soak bench clean
+.PHONY: help demo up compose-up compose-test test test-servers check format chaos chaos-long soak bench clean
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -46,9 +46,12 @@ format: .venv/dev.stamp  ## put the code in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-chaos: .venv/dev.stamp  ## ROUNDS=20 kills under load, every job judged; then the other slow tests (15 minutes)
+chaos: .venv/dev.stamp  ## ROUNDS=20 kills under load, every job judged; then the other slow tests (40 minutes)
 	$(BIN)/python -m tests.chaos.storm --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
-	$(BIN)/python -m pytest -m chaos
+	$(BIN)/python -m pytest -m "chaos and not long"
+
+chaos-long: .venv/dev.stamp  ## a hundred SIGTERMs, five hundred dead instances, a Redis that stands still (35 minutes)
+	$(BIN)/python -m pytest -m long
 
 soak: .venv/dev.stamp  ## half load for MINUTES=45, with a fault every minute and an eye on memory
 	$(BIN)/python -m tests.chaos.storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
