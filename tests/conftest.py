@@ -15,9 +15,10 @@ from tests.support.servers import TestServer, binaries, running_server
 for name in [name for name in os.environ if name.startswith("FLEET_")]:
     del os.environ[name]
 
-# Where the tests run in a script's background SIGINT is ignored, and so it would be in every
-# process they start; with a handler here those start with the usual meaning.
+# Where the tests run in a script's background SIGINT is ignored, under nohup SIGHUP, and so they
+# would be in every process that is started here; now those start with the usual meaning.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set before anything imports the runtime, as the product's engine does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

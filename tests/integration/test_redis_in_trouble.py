@@ -131,6 +131,7 @@ def test_a_server_that_was_a_replica_for_a_while(
     assert "ReadOnlyError" in text
 
 
+@pytest.mark.chaos
 def test_a_server_that_cannot_save_for_a_while(
     broker: TestServer, admin: redis.Redis, config: Path, log: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_server_that_cannot_save_for_a_while(
     assert "MISCONF" in text
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("right", ["@all", "evalsha", "zadd"])
 def test_a_user_who_lost_a_right_for_a_while(
     broker: TestServer, admin: redis.Redis, config: Path, log: Path, right: str
@@ -182,6 +184,7 @@ def test_a_user_who_lost_a_right_for_a_while(
     assert "no permissions" in text
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 def test_a_server_that_loads_its_file_for_a_while(
     broker: TestServer, admin: redis.Redis, config: Path, log: Path
@@ -229,6 +232,7 @@ TAKEN: Mapping[str, tuple[Callable[[redis.Redis], object], bool]] = {
 }
 
 
+@pytest.mark.chaos
 @pytest.mark.scripts
 def test_what_a_worker_waits_for_is_taken_away(
     server: TestServer, client: redis.Redis, config: Path, log: Path
