@@ -193,8 +193,14 @@ class Keeper(threading.Thread):
     def _take_over(self) -> None:
         if not self._hold_off.allows(now_s=time.monotonic()):
             return
+        # It is allowed now, not whenever a server that stood still reads it.
+        seconds, microseconds = self._client.time()
         call = delivery.take_over(
-            self._keys, self._queues, claim_ttl_s=self._claim_ttl_s, silent_s=_CONSUMER_SILENT_S
+            self._keys,
+            self._queues,
+            claim_ttl_s=self._claim_ttl_s,
+            silent_s=_CONSUMER_SILENT_S,
+            until_unix_s=seconds + microseconds / 1e6 + self._claim_ttl_s / 3,
         )
         (taken,) = send(self._client, call)
         if taken:

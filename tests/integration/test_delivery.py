@@ -15,6 +15,7 @@ import redis
 
 from producer.contract.cancel import MARK_LIFE_S, cancel_command, cancel_stamped_command
 from producer.contract.names import FREE, GROUP, Keys, Priority
+from tests.support.servers import TestServer
 from workers.batching.closing import Closed
 from workers.delivery import ledger as delivery
 from workers.delivery.ledger import (
@@ -28,12 +29,14 @@ from workers.delivery.ledger import (
     Verdict,
     Wish,
 )
-from workers.delivery.scripts import send
+from workers.delivery.scripts import Call, send
 
 pytestmark = [pytest.mark.redis, pytest.mark.scripts]
 
 KEYS = Keys()
 QUEUE = "fleet.m"
+#: When a call that is meant however late it is read is read too late.
+NEVER = 4e9
 
 
 def ledger(consumer: str) -> Ledger:
@@ -386,7 +389,9 @@ def test_who_lost_a_claim_can_neither_begin_nor_complete_it(broker: redis.Redis)
     assert claimed is not None
     begin(broker, slow, claimed)
     time.sleep(0.05)
-    taken = send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.02, silent_s=60))[0]
+    taken = send(
+        broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.02, silent_s=60, until_unix_s=NEVER)
+    )[0]
     again = claim(broker, heir)
     assert again is not None
 
@@ -408,17 +413,49 @@ def test_a_renewed_claim_is_not_taken_over(broker: redis.Redis) -> None:
     time.sleep(0.1)
 
     renewed = send(broker, delivery.renew(KEYS, [QUEUE], ["a", "nobody"]))[0]
-    taken = send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.08, silent_s=60))[0]
+    taken = send(
+        broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.08, silent_s=60, until_unix_s=NEVER)
+    )[0]
 
     assert renewed == 1
     assert taken == 0
+
+
+def test_a_take_over_that_a_stopped_server_reads_late_takes_nothing(
+    server: TestServer, broker: redis.Redis
+) -> None:
+    add(broker, "j")
+    claim(broker, ledger("slow"))
+
+    def call(until_unix_s: float) -> Call[int]:
+        return delivery.take_over(
+            KEYS, [QUEUE], claim_ttl_s=0.5, silent_s=60, until_unix_s=until_unix_s
+        )
+
+    with redis.Redis(port=server.port, socket_timeout=0.3) as impatient:
+        send(impatient, call(NEVER))  # The server knows the script from now on.
+        server.freeze()
+        try:
+            with pytest.raises(redis.TimeoutError):
+                send(impatient, call(time.time() + 0.2))
+            time.sleep(0.5)
+        finally:
+            server.thaw()
+
+    # Another connection is read after the one that waited.
+    for _ in range(10):
+        broker.ping()
+    pending: Any = broker.xpending_range(KEYS.stream(QUEUE, Priority.NORMAL), GROUP, "-", "+", 10)
+    assert [entry["consumer"] for entry in pending] == [b"slow"]
 
 
 def test_a_renewal_does_not_steal_back_what_was_taken_over(broker: redis.Redis) -> None:
     add(broker, "j")
     claim(broker, ledger("slow"))
     time.sleep(0.05)
-    send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.02, silent_s=60))
+    send(
+        broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.02, silent_s=60, until_unix_s=NEVER)
+    )
 
     renewed = send(broker, delivery.renew(KEYS, [QUEUE], ["slow"]))[0]
 
@@ -433,7 +470,9 @@ def test_empty_consumers_are_forgotten_and_others_are_not(broker: redis.Redis) -
     claim(broker, ledger("empty"))
     time.sleep(0.05)
 
-    send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=0.02))
+    send(
+        broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=0.02, until_unix_s=NEVER)
+    )
 
     names = {consumer["name"] for consumer in broker.xinfo_consumers(stream, GROUP)}
     assert names == {b"holds"}
@@ -668,7 +707,10 @@ def test_everything_on_the_worker_path_works_on_a_full_server(broker: redis.Redi
         assert claimed is not None
         verdicts = begin(broker, who, claimed)
         send(broker, delivery.renew(KEYS, [QUEUE], ["a"]))
-        send(broker, delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=60))
+        send(
+            broker,
+            delivery.take_over(KEYS, [QUEUE], claim_ttl_s=60, silent_s=60, until_unix_s=NEVER),
+        )
         endings = complete(broker, who, claimed.entries[:3])
         letter = Letter(code="BAD_MESSAGE", reason="r", attempts=0, worker="w")
         buried = send(

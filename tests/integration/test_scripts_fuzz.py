@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.redis, pytest.mark.scripts]
 
 KEYS: Final = Keys()
 QUEUE: Final = "fleet.m"
+#: When a call that is meant however late it is read is read too late.
+NEVER: Final = 4e9
 STREAMS: Final = KEYS.streams(QUEUE)
 MAX_ATTEMPTS: Final = 2
 STEPS: Final = 800
@@ -288,7 +290,9 @@ class Fuzz:
         """Everything that is held was silent for too long, also what slow processes hold."""
         time.sleep(0.005)
         held = [place for place, owner in self.model.owner.items() if owner not in (None, FREE)]
-        call = delivery.take_over(KEYS, [QUEUE], claim_ttl_s=0.002, silent_s=600)
+        call = delivery.take_over(
+            KEYS, [QUEUE], claim_ttl_s=0.002, silent_s=600, until_unix_s=NEVER
+        )
         assert self._ask(call) == len(held)
         for place in held:
             self.model.owner[place] = FREE

@@ -317,11 +317,19 @@ def renew(keys: Keys, queues: Iterable[str], consumers: Sequence[str]) -> Call[i
 
 
 def take_over(
-    keys: Keys, queues: Iterable[str], *, claim_ttl_s: float, silent_s: float
+    keys: Keys,
+    queues: Iterable[str],
+    *,
+    claim_ttl_s: float,
+    silent_s: float,
+    until_unix_s: float,
 ) -> Call[int]:
-    """Give back claims nobody renewed for ``claim_ttl_s``; returns how many."""
+    """Give back claims nobody renewed for ``claim_ttl_s``; returns how many.
+
+    Does nothing when the server reads it after ``until_unix_s`` by its own clock.
+    """
     streams = [stream for queue in queues for stream in keys.streams(queue)]
-    args = [GROUP, FREE, int(claim_ttl_s * 1000), int(silent_s * 1000)]
+    args = [GROUP, FREE, *(int(s * 1000) for s in (claim_ttl_s, silent_s, until_unix_s))]
     return Call(script=scripts.TAKE_OVER, keys=streams, args=args, read=int)
 
 

@@ -2,12 +2,17 @@
 --
 -- KEYS  streams
 -- ARGV  group, free, milliseconds without renewal after which a claim is dead,
---       milliseconds of silence after which an empty consumer is removed
+--       milliseconds of silence after which an empty consumer is removed, until when this call is meant
+--       (the server's clock, unix milliseconds)
 -- out   number of claims given back
 --
+-- A call that is read too late does nothing: it may have lain in the socket of a server that stood still, and
+-- then every claim looks dead, also those of workers that are about to renew them.
 -- First write: DEL, XCLAIM; a full server allows both (6.2 refuses XGROUP DELCONSUMER as a first write).
 local group, free, dead_ms, silent_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local taken = 0
+local now = redis.call('TIME')
+if now[1] * 1000 + now[2] / 1000 > tonumber(ARGV[5]) then return 0 end
 redis.call('DEL', KEYS[1] .. ':none')
 
 for _, stream in ipairs(KEYS) do
