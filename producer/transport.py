@@ -307,6 +307,10 @@ class Transport(kombu_redis.Transport):
     #: Whether the message that is being received has reached whom it is for.
     handed_over = False
 
+    #: A worker's loop, and what was put there to be called on each of its turns.
+    _loop: Any = None
+    _ticks: frozenset[Any] = frozenset()
+
     def _deliver(self, message: Any, queue: str) -> None:
         fault = fault_of(message)
         if fault is not None:
@@ -314,6 +318,21 @@ class Transport(kombu_redis.Transport):
             return
         self.handed_over = True
         super()._deliver(message, queue)
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        before = set(loop.on_tick)
+        super().register_with_event_loop(connection, loop)
+        self._loop, self._ticks = loop, loop.on_tick - before
+
+    def close_connection(self, connection: Any) -> None:
+        """Close it and leave the worker's loop.
+
+        kombu 5.7 stays there: after each reconnect one more closed transport would be called on
+        every turn of the loop, for ever.
+        """
+        if self._loop is not None:
+            self._loop.on_tick.difference_update(self._ticks)
+        super().close_connection(connection)
 
 
 class TlsTransport(Transport):

@@ -4,6 +4,7 @@ heartbeats.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from typing import Any, ClassVar, Final
@@ -86,6 +87,9 @@ class FleetConsumer(Consumer):
         # Celery's own line names the class of the error, and not the command that was refused.
         logger.warning("redis.trouble", extra={"error": said(exc)})
         super().on_connection_error_after_connected(exc)
+        # A reconnect leaves cycles behind. A parent allocates so little that Python would collect
+        # them after 60 reconnects, when they hold 8 MB.
+        gc.collect()
         _leave_in_peace(exc)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 from kombu import Connection
+from kombu.asynchronous import Hub
 
 from producer.contract.app import FleetApp, make_app
 from producer.contract.message import from_fields
@@ -279,3 +280,16 @@ def test_what_a_receiver_raises_is_not_taken_for_a_bad_message(app: FleetApp) ->
         pytest.raises(ValueError, match="own"),
     ):
         connection.drain_events(timeout=2)
+
+
+def test_a_closed_connection_leaves_nothing_in_the_loop_of_a_worker(app: FleetApp) -> None:
+    loop, ticks = Hub(), []
+    for _ in range(3):
+        connection = app.connection_for_write()
+        connection.transport.register_with_event_loop(connection.connection, loop)
+        ticks.append(len(loop.on_tick))
+        connection.close()
+
+    assert ticks == [1, 1, 1]
+    assert not loop.on_tick
+    loop.close()
