@@ -57,18 +57,7 @@ def run(hello: Hello) -> None:
         apart=not settings.one_server,
     )
     client = redis_client(settings.broker_url)
-    renewer = threading.Thread(
-        target=_renew,
-        args=(
-            redis_client(settings.broker_url),
-            ledger,
-            hello.models,
-            worker_settings.claim_ttl_s / 3,
-        ),
-        daemon=True,
-        name="renewer",
-    )
-    renewer.start()
+    _start_renewer(settings, ledger, hello.models, every_s=worker_settings.claim_ttl_s / 3)
     events = TaskEvents(app, node=hello.node, enabled=worker_settings.events)
     endings = Endings(
         client=client,
@@ -95,6 +84,17 @@ def run(hello: Hello) -> None:
     loop.serve()
     loading.close()
     reporter.send()
+
+
+def _start_renewer(
+    settings: Settings, ledger: Ledger, models: list[str], *, every_s: float
+) -> None:
+    """Renew from a thread with a connection of its own, whatever the loop does."""
+    client = redis_client(settings.broker_url)
+    renewer = threading.Thread(
+        target=_renew, args=(client, ledger, models, every_s), daemon=True, name="renewer"
+    )
+    renewer.start()
 
 
 def _renew(client: redis.Redis, ledger: Ledger, models: list[str], every_s: float) -> None:

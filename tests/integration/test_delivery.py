@@ -319,6 +319,22 @@ def test_a_start_that_is_forgiven_twice_is_taken_back_once(broker: redis.Redis) 
     assert begin(broker, ledger("b"), again) == [(Verdict.ALONE, 1)]
 
 
+def test_a_start_of_who_lost_the_claim_stays_counted(broker: redis.Redis) -> None:
+    add(broker, "j")
+    slow, heir = ledger("slow"), ledger("heir")
+    claimed = claim(broker, slow)
+    assert claimed is not None
+    begin(broker, slow, claimed)
+    send(broker, slow.release([QUEUE]))
+
+    (forgiven,) = send(broker, slow.unfinished(QUEUE, Note.FORGIVE))
+
+    again = claim(broker, heir)
+    assert forgiven == 0
+    assert again is not None
+    assert begin(broker, heir, again) == [(Verdict.ALONE, 1)]
+
+
 def test_jobs_that_ran_together_for_too_long_run_alone(broker: redis.Redis) -> None:
     for job in ("slow", "innocent"):
         add(broker, job)

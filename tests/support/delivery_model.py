@@ -49,7 +49,11 @@ class Model:
 
     def forgive(self, consumer: str) -> int:
         """Take back the starts of what a consumer began; returns of how many jobs."""
-        jobs = [job for job, (who, _) in self.begun_by.items() if who == consumer]
+        jobs = [
+            job
+            for job, (who, place) in self.begun_by.items()
+            if who == consumer == self.owner.get(place)
+        ]
         self.timed_out.difference_update(jobs)
         for job in jobs:
             self.starts[job] -= 1
@@ -61,7 +65,8 @@ class Model:
 
     def time_out(self, consumer: str, place: Place) -> int:
         """Note that a consumer ran the job of ``place`` for too long; returns 0 when it did not."""
-        jobs = [job for job, begun in self.begun_by.items() if begun == (consumer, place)]
+        held = self.owner.get(place) == consumer
+        jobs = [job for job, begun in self.begun_by.items() if held and begun == (consumer, place)]
         for job in jobs:
             self.timed_out.add(job)
             self.begun_by[job] = ("-", place)

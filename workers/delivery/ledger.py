@@ -294,8 +294,8 @@ class Ledger:
         """
         return Call(
             script=scripts.UNFINISHED,
-            keys=[self.keys.journal(queue)],
-            args=[self.consumer, str(note), entry],
+            keys=self._journal_and_streams(queue),
+            args=[GROUP, self.consumer, str(note), entry],
             read=int,
         )
 
