@@ -76,9 +76,11 @@ class Worker(threading.Thread):
         self.announces = True
         self.answer: Answer = lambda call: dict(call.inputs)
         self._app = app
-        self._settings = settings
         self._keys = Keys(prefix=settings.prefix)
         self._streams = [key for queue in queues for key in self._keys.streams(queue)]
+        # Connected before the thread runs: some tests count the connections that are open.
+        self._client: Any = redis_client(settings.broker_url)
+        self._client.ping()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -86,16 +88,15 @@ class Worker(threading.Thread):
         self.join(5)
 
     def run(self) -> None:
-        client: Any = redis_client(self._settings.broker_url)
         cursor: dict[str, str | bytes] = dict.fromkeys(self._streams, "0-0")
         while not self._stopping.is_set():
-            for stream, entries in client.xread(cursor, block=20) or ():
+            for stream, entries in self._client.xread(cursor, block=20) or ():
                 for entry_id, fields in entries:
                     cursor[stream.decode()] = entry_id
-                    self._serve(client, from_fields(fields))
-        client.close()
+                    self._serve(from_fields(fields))
+        self._client.close()
 
-    def _serve(self, client: Any, message: Message) -> None:
+    def _serve(self, message: Message) -> None:
         self.messages.append(message)
         args, kwargs, _ = loads(message.body)
         call = parse_call(args, kwargs)
@@ -108,7 +109,7 @@ class Worker(threading.Thread):
             state, value = states.FAILURE, error
         store_result(
             self._app,
-            client,
+            self._client,
             str(message.headers["id"]),
             state,
             value,
@@ -116,7 +117,7 @@ class Worker(threading.Thread):
         )
         reply_to = message.headers.get("fleet_reply_to")
         if reply_to and self.announces:
-            client.publish(self._keys.replies(reply_to), str(message.headers["id"]))
+            self._client.publish(self._keys.replies(reply_to), str(message.headers["id"]))
 
 
 def store_result(
