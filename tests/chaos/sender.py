@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import queue
 import random
+import re
 import sys
 import threading
 import time
@@ -156,7 +157,9 @@ class Sender:
             return None
 
     def _trouble(self, call: str, error: Exception) -> None:
-        self._note("troubles", f"{call} {_word(error)} {str(error)[:80]!r}")
+        # Without its numbers, so that the same trouble is counted as one.
+        text = re.sub(r"[0-9][0-9,]*", "N", str(error)[:80])
+        self._note("troubles", f"{call} {_word(error)} {text!r}")
 
     def _note(self, kind: str, line: str) -> None:
         os.write(self._files[kind], f"{line}\n".encode())
