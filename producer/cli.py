@@ -24,6 +24,7 @@ from producer.contract.settings import Settings
 
 #: The worker side's commands, with what each is for; shown even where they are not installed.
 _WORKER_COMMANDS: Final[Mapping[str, str]] = {
+    "build": "Make fp16, int8 and fp8 variants of a model, and say how good they are.",
     "demo": "Answer 540 real digits on this machine, and again with too little memory.",
     "health": "Ask the worker on this host whether it works.",
     "up": "Run a server and a worker on this machine until Ctrl-C.",

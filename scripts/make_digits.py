@@ -26,6 +26,8 @@ Array = npt.NDArray[Any]
 
 MODELS: Final = Path(__file__).resolve().parent.parent / "configs" / "models"
 TRAINING_IMAGES: Final = 1257
+#: Training images from which int8 and fp8 take their ranges.
+CALIBRATION_IMAGES: Final = 256
 CHANNELS: Final = (16, 32)
 HIDDEN: Final = 48
 EPOCHS: Final = 40
@@ -43,6 +45,7 @@ def main() -> None:
         images=held_out.astype(np.uint8),
         labels=labels[TRAINING_IMAGES:].astype(np.uint8),
     )
+    _write_build_rows(_as_input(train), _as_input(held_out), labels[TRAINING_IMAGES:])
     _write_sums()
     for path in (
         "digits/digits.onnx",
@@ -51,6 +54,13 @@ def main() -> None:
     ):
         right = _right(MODELS / path, _as_input(held_out), labels[TRAINING_IMAGES:])
         _say(f"{path}: {right} of {len(held_out)} right ({right / len(held_out):.4f})")
+
+
+def _write_build_rows(train: Array, held_out: Array, labels: Array) -> None:
+    """Write the rows of `fleet build`: arrays named as the model's inputs, and the labels."""
+    folder = MODELS / "digits"
+    np.savez_compressed(folder / "calibration.npz", image=train[:CALIBRATION_IMAGES])
+    np.savez_compressed(folder / "test.npz", image=held_out, labels=labels.astype(np.int64))
 
 
 def _shuffled() -> tuple[Array, Array]:
@@ -236,9 +246,7 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _write_sums() -> None:
-    files: Sequence[Path] = sorted(
-        (*MODELS.glob("digits*/*.onnx"), MODELS / "digits" / "heldout.npz")
-    )
+    files: Sequence[Path] = sorted((*MODELS.glob("digits*/*.onnx"), *MODELS.glob("digits/*.npz")))
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(MODELS)}\n"
         for path in files

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -105,3 +106,71 @@ def demo(*, as_json: bool) -> None:
     from workers.demo.run import demo as run
 
     run(as_json=as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--precision",
+    "precisions",
+    metavar="LIST",
+    help="Of fp32,fp16,int8,fp8. [fp16; with rows to calibrate: fp16,int8,fp8]",
+)
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Rows for int8 and fp8: an .npz with one array for each input.",
+)
+@click.option(
+    "--metric",
+    metavar="MODULE:FUNCTION",
+    help="Your measure: function(outputs, data) returns a number.",
+)
+@click.option(
+    "--keep-fp32", multiple=True, metavar="NODE", help="Leave this node in fp32. May be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def build(
+    *,
+    model: str,
+    precisions: str | None,
+    calibrate: Path | None,
+    metric: str | None,
+    keep_fp32: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make fp16, int8 and fp8 variants of a model, and say how good they are.
+
+    MODEL is a folder of configs/models. Each variant is made of the fp32 file, run beside it, and
+    reported: how far its answers are from fp32, how often they are right, how fast it is here.
+    Rows of your own make int8 and fp8 possible, and every report mean something:
+
+    \b
+      fleet build digits                          what model.toml's [build] asks for
+      fleet build my --precision int8 --calibrate rows.npz
+
+    In rows.npz each input of the model is one array, as numpy.savez writes it; 100 to 500 typical
+    rows are enough. The table [build] of model.toml keeps these options, test rows with labels, and
+    the least a variant must reach (docs/quantization.md).
+
+    A worker uses a built variant once model.toml says so: precision = "int8", or ladder =
+    ["fp16/2"]. Variants lie in FLEET_CACHE. They appear whole or not at all; Ctrl-C is safe at any
+    time, and what is unchanged is not built again.
+
+    Exit code 1: a variant is below min_agreement or min_cosine, and was not kept. 2: something is
+    set wrong, or missing.
+    """
+    from workers.build.command import Asked
+    from workers.build.command import build as run
+
+    run(
+        Asked(
+            model=model,
+            precisions=precisions,
+            calibrate=calibrate,
+            metric=metric,
+            keep_fp32=keep_fp32,
+        ),
+        as_json=as_json,
+    )

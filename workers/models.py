@@ -7,13 +7,15 @@ known key. What only the engine knows (its tensors, whether rows mix) is for ``p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
 from workers.batching.ladder import Step, parse_step
+from workers.build.options import BuildOptions, read_build
+from workers.build.store import find_variant
 from workers.onnx_file import why_not_onnx
 from workers.tables import Table, nearest
 
@@ -80,6 +82,8 @@ class ModelSpec:
     tolerance: float = 1e-3
     #: Passed to the engine as they are.
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    #: How `fleet build` makes what [engines] does not list.
+    build: BuildOptions = dataclasses.field(default_factory=BuildOptions)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -107,24 +111,45 @@ def load_models(config_dir: Path, names: Iterable[str] | None = None) -> dict[st
 
 
 def load_model(folder: Path) -> ModelSpec:
-    """Return the model that ``folder`` describes; its name is the folder's."""
+    """Return the model that ``folder`` describes, as it is served; its name is the folder's."""
+    return _read_model(folder, _served)
+
+
+def load_source(folder: Path) -> ModelSpec:
+    """Return the same model as it is built: its one engine is the file that variants are made of.
+
+    Variants that the file asks for and that nobody has built yet are no mistake here.
+    """
+    return _read_model(folder, _source)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Engines:
+    """Which file answers in which precision, and what follows when memory runs out."""
+
+    files: Mapping[str, Path | None]
+    precision: str
+    ladder: tuple[str, ...]
+
+
+def _read_model(
+    folder: Path, choose: Callable[[Table, Path, str, BuildOptions], _Engines]
+) -> ModelSpec:
     if not is_model_name(folder.name):
         raise ConfigError(
             f"{folder}: a model's folder is named with letters, digits, - and _, at most 64."
         )
     table = Table.read(folder / MODEL_FILE)
     runtime = _runtime(table)
-    precision = table.text("precision", "fp32")
-    engines = _engines(table, folder, runtime, precision)
-    if precision not in engines:
-        raise table.error("precision", f"is {precision!r}, but [engines] has no such entry.")
+    build = read_build(table, folder)
+    engines = choose(table, folder, runtime, build)
     first_chunk_bytes = table.whole("memory_first_chunk_bytes", _MIB, least=256)
     spec = ModelSpec(
         name=folder.name,
         folder=folder,
         runtime=runtime,
-        engines=engines,
-        precision=precision,
+        engines=engines.files,
+        precision=engines.precision,
         max_batch_size=table.whole("max_batch_size", 32, least=1),
         max_batch_bytes=table.whole("max_batch_bytes", 64 * _MIB, least=1),
         max_queue_delay_s=table.number("max_queue_delay_s", 0.0),
@@ -134,12 +159,65 @@ def load_model(folder: Path) -> ModelSpec:
         probe_hints=_probe_hints(table),
         memory_limit_bytes=_memory_limit(table, first_chunk_bytes),
         memory_first_chunk_bytes=first_chunk_bytes,
-        ladder=_ladder(table, engines, precision),
+        ladder=engines.ladder,
         tolerance=table.number("tolerance", 1e-3),
         options=dict(_options(table)),
+        build=build,
     )
     table.finish()
     return spec
+
+
+def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:
+    """Return the engines that answer and those of the ladder; what is not listed was built."""
+    precision = table.text("precision", "fp32")
+    listed = _engines(table, folder, runtime, precision, build)
+    found: dict[str, Path | None] = {}
+
+    def has(name: str) -> bool:
+        source = build.source or listed.get("fp32")
+        if name not in found and name in listed:
+            found[name] = listed[name]
+        elif name not in found and source and (built := find_variant(folder, name, source)):
+            found[name] = built
+        return name in found
+
+    if not has(precision):
+        raise table.error("precision", f"is {precision!r}, {_missing(folder, precision)}")
+    ladder = table.texts("ladder", (f"{'fp16' if has('fp16') else precision}/2",))
+    for step in ladder:
+        try:
+            wanted = parse_step(step).precision
+        except ValueError as error:
+            raise table.error("ladder", f"{error}") from None
+        if not has(wanted):
+            raise table.error("ladder", f"names {wanted}, {_missing(folder, wanted)}")
+    needed = {precision, *(parse_step(step).precision for step in ladder)}
+    files = {name: found[name] for name in (*listed, *found) if name in needed}
+    return _Engines(files=files, precision=precision, ladder=ladder)
+
+
+def _missing(folder: Path, precision: str) -> str:
+    """Return the end of a line about a precision that there is no file of."""
+    if precision not in PRECISIONS:
+        return f"which is not a known precision.{nearest(precision, PRECISIONS)}"
+    return (
+        f"but [engines] has no such entry, and it was not built: fleet build {folder.name} "
+        f"--precision {precision}"
+    )
+
+
+def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:
+    """Return the file that variants are made of, as the model's only engine."""
+    if runtime != ONNXRUNTIME:
+        raise table.error("runtime", f"is {runtime!r}; variants are built for {ONNXRUNTIME} alone.")
+    precision = table.text("precision", "fp32")
+    table.texts("ladder", ())
+    source = build.source or _engines(table, folder, runtime, precision, build).get("fp32")
+    table.raw("engines")
+    if source is None:
+        raise table.error("engines", "lists no fp32 to build from; name it as [build] source.")
+    return _Engines(files={"fp32": source}, precision="fp32", ladder=("fp32/2",))
 
 
 def _runtime(table: Table) -> str:
@@ -150,7 +228,9 @@ def _runtime(table: Table) -> str:
     return runtime
 
 
-def _engines(table: Table, folder: Path, runtime: str, precision: str) -> dict[str, Path | None]:
+def _engines(
+    table: Table, folder: Path, runtime: str, precision: str, build: BuildOptions
+) -> dict[str, Path | None]:
     """Return the file of each precision; an engine of one's own may list precisions alone."""
     listed = table.raw("engines")
     if runtime != ONNXRUNTIME and (listed is None or isinstance(listed, list)):
@@ -163,7 +243,7 @@ def _engines(table: Table, folder: Path, runtime: str, precision: str) -> dict[s
     for name in files.names():
         _check_precision(files, name)
         engines[name] = _engine_file(files, name, folder, runtime)
-    if not engines:
+    if not engines and build.source is None:
         raise table.error("engines", 'is missing; write [engines] and fp32 = "model.onnx" below.')
     return engines
 
@@ -181,19 +261,6 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
     if runtime == ONNXRUNTIME and (problem := why_not_onnx(path)):
         raise files.error(name, f"names {path}, which {problem}.")
     return path
-
-
-def _ladder(table: Table, engines: Mapping[str, Path | None], precision: str) -> tuple[str, ...]:
-    """Return the ladder; by default FP16 with half the batch, where there is such an engine."""
-    ladder = table.texts("ladder", (f"{'fp16' if 'fp16' in engines else precision}/2",))
-    for step in ladder:
-        try:
-            wanted = parse_step(step).precision
-        except ValueError as error:
-            raise table.error("ladder", f"{error}") from None
-        if wanted not in engines:
-            raise table.error("ladder", f"names {wanted}, but [engines] has no such entry.")
-    return ladder
 
 
 def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:

@@ -26,8 +26,8 @@ _FREE_SIZES: Final = (16, 8, 32, 64, 224, 1)
 #: Rows differ in range as well, which shows what scales by the largest value of a batch.
 _ROW_SCALES: Final = (1.0, 0.25)
 
-#: How much coarser answers in half precision may be between batch sizes.
-_HALF_PRECISION_FACTOR: Final = 10
+#: How much coarser answers below single precision may be between batch sizes.
+_COARSE_FACTOR: Final = 10
 
 #: Answers smaller than this are compared as if they were this large.
 _SMALLEST_SCALE: Final = 1e-3
@@ -102,6 +102,13 @@ def probe(
     return Batching(max_rows=spec.max_batch_size)
 
 
+def made_up_row(
+    engine: Engine, spec: ModelSpec, inputs: Sequence[TensorSpec], *, precision: str
+) -> dict[str, Array]:
+    """Return one row that ``engine`` takes, for a model that no row of its user is known of."""
+    return _first_answer(engine, spec, inputs, precision)[0][0]
+
+
 def strictest(found: Sequence[Batching]) -> Batching:
     """Return what holds for all engines of a model, since any of them may answer a batch."""
     least = min(found, key=lambda batching: (not batching.whole, batching.max_rows))
@@ -109,7 +116,7 @@ def strictest(found: Sequence[Batching]) -> Batching:
 
 
 def _tolerance(spec: ModelSpec, precision: str) -> float:
-    return spec.tolerance * (_HALF_PRECISION_FACTOR if precision in ("fp16", "bf16") else 1)
+    return spec.tolerance * (1 if precision == "fp32" else _COARSE_FACTOR)
 
 
 def _why_one_job(inputs: Sequence[TensorSpec], axes: Mapping[str, int | None]) -> str:

@@ -17,7 +17,7 @@ def test_every_committed_file_has_its_checksum() -> None:
 
     for expected, name in (line.split() for line in lines):
         assert hashlib.sha256((DIGITS.parent / name).read_bytes()).hexdigest() == expected
-    assert len(lines) == 4
+    assert len(lines) == 6
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -1,0 +1,173 @@
+"""The source of a build as a graph: read with its weights, its constants folded, its nodes named.
+
+Weights may be stored in another form behind Cast and Mul. A converter sees no weight there, so what
+does not depend on an input is computed first. Nothing is fused: a node keeps the name that its user
+knows it by.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from producer.contract.errors import ConfigError
+from workers.engines.base import one_line
+
+_STANDARD: Final = ("", "ai.onnx")
+
+#: Different at every run, or a quantisation that is there on purpose.
+_NEVER_FOLDED: Final = frozenset(
+    {
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *("Bernoulli", "Multinomial", "DequantizeLinear", "QuantizeLinear"),
+    }
+)
+
+#: Constants that would grow beyond this and by more than this factor stay computed.
+_LARGE_BYTES: Final = 64 << 20
+_LARGEST_GROWTH: Final = 8
+
+_SUBGRAPHS: Final = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def read_source(path: Path) -> onnx.ModelProto:
+    """Return the model of ``path`` with its external data, whole by the rules of ONNX."""
+    check(path)
+    return onnx.load(str(path))
+
+
+def check(path: Path) -> None:
+    """Raise ConfigError when the rules of ONNX are broken."""
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path}: is not a sound ONNX model: {one_line(error)}") from error
+
+
+def external_files(path: Path) -> list[Path]:
+    """Return the files beside ``path`` that hold its weights."""
+    model = onnx.load(str(path), load_external_data=False)
+    names = {
+        entry.value
+        for tensor in model.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return [path.parent / name for name in sorted(names)]
+
+
+def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy whose constants are folded and whose nodes all have a name of their own."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _fold(copy)
+    _name_nodes(copy.graph)
+    return copy
+
+
+def standard_opset(model: onnx.ModelProto) -> int:
+    """Return the version of the standard operators that ``model`` is written in."""
+    return next((opset.version for opset in model.opset_import if opset.domain in _STANDARD), 1)
+
+
+def _fold(model: onnx.ModelProto) -> None:
+    graph = model.graph
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    # Where a weight is an input as well, whoever runs the model may replace it.
+    for value in graph.input:
+        weights.pop(value.name, None)
+    folded: dict[str, np.ndarray[Any, Any]] = {}
+    kept = []
+    for node in graph.node:
+        values = _constant_inputs(node, weights, folded)
+        outputs = None if values is None else _computed(node, values, opsets)
+        if outputs is None:
+            kept.append(node)
+        else:
+            folded.update(zip(node.output, outputs, strict=True))
+    if len(kept) == len(graph.node):
+        return
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(
+        numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in folded.items()
+    )
+    keep_used_weights(graph)
+
+
+def _constant_inputs(
+    node: onnx.NodeProto, weights: dict[str, Any], folded: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the values that ``node`` is computed from, ``None`` when it is not to be."""
+    if node.domain not in _STANDARD or node.op_type in _NEVER_FOLDED:
+        return None
+    if any(attribute.type in _SUBGRAPHS for attribute in node.attribute):
+        return None
+    values = {}
+    for name in filter(None, node.input):
+        if name in folded:
+            values[name] = folded[name]
+        elif name in weights:
+            values[name] = numpy_helper.to_array(weights[name])
+        else:
+            return None
+    return values
+
+
+def _computed(
+    node: onnx.NodeProto, values: dict[str, Any], opsets: dict[str, int]
+) -> list[Any] | None:
+    """Return the outputs of ``node``, ``None`` where it cannot or should not be computed now."""
+    try:
+        outputs = ReferenceEvaluator(node, opsets=opsets).run(None, values)
+    except Exception:  # noqa: BLE001 - what the reference cannot do stays as it is
+        return None
+    if not all(isinstance(value, np.ndarray | np.generic) for value in outputs):
+        return None
+    arrays = [np.asarray(value) for value in outputs]
+    grown = sum(value.nbytes for value in arrays)
+    given = sum(value.nbytes for value in values.values())
+    if grown > max(_LARGE_BYTES, _LARGEST_GROWTH * given):
+        return None
+    return arrays
+
+
+def keep_used_weights(graph: onnx.GraphProto) -> None:
+    """Remove the weights that nothing reads any more."""
+    used = {value.name for value in graph.output} | _names_used(graph)
+    kept = [
+        onnx.TensorProto.FromString(tensor.SerializeToString())
+        for tensor in graph.initializer
+        if tensor.name in used
+    ]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _names_used(graph: onnx.GraphProto) -> set[str]:
+    """Return every name that a node reads, those inside of loops and branches included."""
+    names: set[str] = set()
+    for node in graph.node:
+        names.update(node.input)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                names |= _names_used(inner) | {value.name for value in inner.output}
+    return names
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    taken = {node.name for node in graph.node}
+    for number, node in enumerate(graph.node):
+        if not node.name:
+            name = f"{node.op_type}_{number}"
+            while name in taken:
+                name += "_"
+            node.name = name
+            taken.add(name)
