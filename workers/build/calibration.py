@@ -5,32 +5,46 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
-from producer.contract.errors import ConfigError
 from workers.build.rows import Rows
 from workers.engines.base import open_engine
 from workers.models import ModelSpec
 
-_ABS, _MAX = "{}_fleet_abs", "{}_fleet_max"
+#: What a mask adds to be as good as minus infinity; no range of values reaches so far.
+LIKE_INFINITY: Final = 1e30
+
+_LIMIT, _ZERO = "fleet_limit", "fleet_zero"
+_ABS, _LESS, _REAL, _MAX = (
+    f"{{}}_fleet_{part}" for part in ("absolute", "less", "real", "largest")
+)
 
 
 def with_ranges(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of ``model`` that also answers the largest magnitude of each tensor."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    copy.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.array(LIKE_INFINITY, np.float32), _LIMIT),
+            numpy_helper.from_array(np.array(0, np.float32), _ZERO),
+        ]
+    )
     for name in names:
-        absolute, largest = _ABS.format(name), _MAX.format(name)
+        absolute, less, real, largest = (part.format(name) for part in (_ABS, _LESS, _REAL, _MAX))
         copy.graph.node.extend(
             [
                 helper.make_node("Abs", [name], [absolute], name=absolute),
-                helper.make_node("ReduceMax", [absolute], [largest], name=largest, keepdims=0),
+                helper.make_node("Less", [absolute, _LIMIT], [less], name=less),
+                helper.make_node("Where", [less, absolute, _ZERO], [real], name=real),
+                helper.make_node("ReduceMax", [real], [largest], name=largest, keepdims=0),
             ]
         )
-        copy.graph.output.append(onnx.ValueInfoProto(name=largest))
+        copy.graph.output.append(helper.make_tensor_value_info(largest, onnx.TensorProto.FLOAT, []))
     return copy
 
 
@@ -44,10 +58,7 @@ def ranges(
     threads: int,
     advance: Callable[[], None],
 ) -> dict[str, float]:
-    """Return the largest magnitude of each float32 tensor of ``path``, made by ``with_ranges``.
-
-    A tensor of another kind is left out.
-    """
+    """Return the largest magnitude of each tensor of ``path``, made by ``with_ranges``."""
     alone = dataclasses.replace(
         spec, engines={"fp32": path}, precision="fp32", memory_limit_bytes=None
     )
@@ -56,16 +67,8 @@ def ranges(
     try:
         for feeds in rows.batches(size):
             answers = engine.run(feeds)
-            for name in tuple(found):
-                value = answers[_MAX.format(name)]
-                if value.dtype != np.float32:
-                    del found[name]
-                elif not np.isfinite(value):
-                    raise ConfigError(
-                        f"{rows.origin}: the values of {name!r} inside the model are not finite."
-                    )
-                else:
-                    found[name] = max(found[name], float(value))
+            for name, largest in found.items():
+                found[name] = max(largest, float(answers[_MAX.format(name)]))
             advance()
     finally:
         engine.close()

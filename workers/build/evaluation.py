@@ -108,6 +108,7 @@ def evaluated(
     *,
     converted: Mapping[str, int],
     candidates: Mapping[str, int],
+    kept: Sequence[str],
     progress: Callable[[str, int, int], None],
 ) -> Report:
     """Return what ``path`` is like, run in the engine that will serve it."""
@@ -131,6 +132,7 @@ def evaluated(
             source_bytes=reference.source_bytes,
             converted=converted,
             candidates=candidates,
+            kept_fp32=tuple(kept),
             max_rows=variant.batching.max_rows,
             why=variant.batching.why,
             compared_on=rows.origin,

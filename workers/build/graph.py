@@ -75,6 +75,23 @@ def standard_opset(model: onnx.ModelProto) -> int:
     return next((opset.version for opset in model.opset_import if opset.domain in _STANDARD), 1)
 
 
+def floats(model: onnx.ModelProto) -> list[str]:
+    """Return the float32 tensors that a run computes or is given, in the order of the graph."""
+    try:
+        typed = onnx.shape_inference.infer_shapes(model).graph
+    except Exception as error:
+        raise ConfigError(f"its tensors contradict each other: {one_line(error)}") from error
+    weights = {tensor.name for tensor in typed.initializer}
+    kinds = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*typed.input, *typed.value_info, *typed.output)
+        if value.name not in weights
+    }
+    given = [value.name for value in typed.input]
+    computed = [name for node in typed.node for name in node.output]
+    return [name for name in (*given, *computed) if kinds.get(name) == onnx.TensorProto.FLOAT]
+
+
 def _fold(model: onnx.ModelProto) -> None:
     graph = model.graph
     opsets = {opset.domain: opset.version for opset in model.opset_import}

@@ -44,25 +44,13 @@ FORMATS: Final[Mapping[str, Format]] = {
 }
 
 
-def observed(model: onnx.ModelProto, *, keep: Collection[str]) -> list[str]:
-    """Return the tensors whose ranges decide the quantisation: what comes to each node."""
-    weights = _weights(model.graph)
-    names = [
-        name
-        for node in _candidates(model.graph, keep)
-        for name in node.input[:2]
-        if name not in weights
-    ]
-    return list(dict.fromkeys(names))
-
-
 def quantized(
     model: onnx.ModelProto, ranges: Mapping[str, float], precision: str, *, keep: Collection[str]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """Return ``model`` quantised, and how many nodes of each kind were.
 
-    ``ranges`` holds the largest value of each tensor that is quantised; a node with an input that
-    is missing there stays as it is.
+    ``ranges`` holds the largest magnitude of every float32 tensor; a node with an input that is
+    missing there stays as it is.
     """
     form = FORMATS[precision]
     model = _at_opset(model, form.opset)

@@ -27,6 +27,8 @@ class Report:
     #: Conv, MatMul and Gemm that compute in the variant's precision, of those there are.
     converted: Mapping[str, int]
     candidates: Mapping[str, int]
+    #: Nodes that stayed in fp32: asked for, or because fp16 cannot hold their values.
+    kept_fp32: tuple[str, ...]
     #: Rows in one run, at most, as the probe found; and why no more.
     max_rows: int
     why: str
@@ -49,9 +51,11 @@ def lines(title: str, report: Report, *, metric: str | None) -> Iterator[str]:
     """Yield the report as text."""
     yield title
     share = report.size_bytes / report.source_bytes
-    yield f"  size        {report.size_bytes:,} bytes, {share:.0%} of fp32"
+    yield f"  size        {report.size_bytes:,} bytes, {share:.0%} of the source"
     if report.converted:
         yield f"  converted   {counts(report)}"
+    if report.kept_fp32:
+        yield f"  in fp32     {', '.join(report.kept_fp32)}"
     yield f"  batch       up to {report.max_rows} rows{f': {report.why}' if report.why else ''}"
     for name, difference in report.outputs.items():
         yield f"  {name}: {difference.rows} rows of {report.compared_on} beside fp32"

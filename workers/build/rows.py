@@ -81,11 +81,12 @@ def read_rows(path: Path, inputs: Sequence[TensorSpec], *, others_allowed: bool 
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        # Opened here: numpy leaves a file open that turns out to be none of its own.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
         raise ConfigError(
             f"{path}: is not an .npz of plain arrays; write it with numpy.savez. "
             f"{' '.join(str(error).split())[:200]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -19,12 +20,12 @@ from producer.contract.errors import ConfigError, FleetError
 from workers.build import calibration, graph, quantize, store
 from workers.build.evaluation import Reference, evaluated
 from workers.build.free_batch import with_free_batch
-from workers.build.half import halved
+from workers.build.half import beyond, halved
 from workers.build.metric import Metric, load_metric
 from workers.build.opened import opened
 from workers.build.options import BuildOptions
 from workers.build.report import Report, lines
-from workers.build.rows import read_rows
+from workers.build.rows import Rows, read_rows
 from workers.models import ModelSpec
 from workers.tables import nearest
 
@@ -86,6 +87,16 @@ def _room(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """A converted model that was not looked at yet."""
+
+    model: onnx.ModelProto
+    converted: dict[str, int]
+    #: Nodes that stayed in fp32, asked for or because they had to.
+    kept: list[str]
+
+
 class _Bench:
     """Everything that the precisions of one build share."""
 
@@ -116,7 +127,6 @@ class _Bench:
         )
         self._base: onnx.ModelProto | None = None
         self._reference: Reference | None = None
-        self._ranges: dict[str, float] | None = None
 
     def unchanged(self, precision: str) -> Built | None:
         """Return the variant that is there, if it was made of exactly what is given now."""
@@ -136,11 +146,11 @@ class _Bench:
         key = self._key(precision)
         path = self._scratch / f"{precision}-{key[:12]}.onnx"
         self._progress(f"{precision}: converting", 0, 0)
-        model, converted = self._variant(precision)
-        onnx.save(model, path)
+        made = self._variant(precision)
+        onnx.save(made.model, path)
         graph.check(path)
         candidates = quantize.candidates(self._prepared())
-        if precision != "fp32" and not converted and (candidates or precision != "fp16"):
+        if precision != "fp32" and not made.converted and (candidates or precision != "fp16"):
             raise ConfigError(
                 f"{self._source}: {precision} would change nothing: none of its "
                 f"{', '.join(f'{count} {kind}' for kind, count in candidates.items()) or 'nodes'} "
@@ -150,8 +160,9 @@ class _Bench:
             self._the_reference(),
             path,
             precision,
-            converted=converted,
+            converted=made.converted,
             candidates=candidates,
+            kept=made.kept,
             progress=self._progress,
         )
         text = "\n".join(lines(self._title(precision), report, metric=self._options.metric))
@@ -171,13 +182,16 @@ class _Bench:
 
     # -- the graph ------------------------------------------------------------------------------
 
-    def _variant(self, precision: str) -> tuple[onnx.ModelProto, dict[str, int]]:
-        model, keep = self._prepared(), self._options.keep_fp32
+    def _variant(self, precision: str) -> _Variant:
+        model, keep = self._prepared(), list(self._options.keep_fp32)
         if precision == "fp32":
-            return model, {}
+            return _Variant(model=model, converted={}, kept=[])
         if precision == "fp16":
-            return halved(model, keep=keep)
-        return quantize.quantized(model, self._calibrated(), precision, keep=keep)
+            keep += [name for name in beyond(model, self._ranges_compared) if name not in keep]
+            half, converted = halved(model, keep=keep)
+            return _Variant(model=half, converted=converted, kept=keep)
+        made, converted = quantize.quantized(model, self._ranges_calibrated, precision, keep=keep)
+        return _Variant(model=made, converted=converted, kept=keep)
 
     def _prepared(self) -> onnx.ModelProto:
         """Return the source with its constants folded and, where it bears that, a free batch."""
@@ -211,22 +225,33 @@ class _Bench:
 
     # -- the rows -------------------------------------------------------------------------------
 
-    def _calibrated(self) -> dict[str, float]:
-        if self._ranges is None:
-            self._ranges = self._calibrate()
-        return self._ranges
-
-    def _calibrate(self) -> dict[str, float]:
-        reference, options = self._the_reference(), self._options
+    @functools.cached_property
+    def _calibration(self) -> Rows:
+        options, reference = self._options, self._the_reference()
         if options.calibrate is None:
             raise ConfigError(
                 f"{self._spec.name}: int8 and fp8 need rows to calibrate with: --calibrate "
                 'rows.npz, or calibrate = "rows.npz" below [build] of model.toml.'
             )
-        rows = read_rows(options.calibrate, reference.inputs).multiple_of(reference.fixed_rows)
-        model = self._prepared()
-        names = quantize.observed(model, keep=options.keep_fp32)
-        path = self._scratch / "calibration.onnx"
+        rows = read_rows(options.calibrate, reference.inputs)
+        return rows.multiple_of(reference.fixed_rows)
+
+    @functools.cached_property
+    def _ranges_calibrated(self) -> dict[str, float]:
+        return self._seen(self._calibration)
+
+    @functools.cached_property
+    def _ranges_compared(self) -> dict[str, float]:
+        """Return ranges on what there is: fp16 needs no rows to calibrate with."""
+        if self._options.calibrate is not None:
+            return self._ranges_calibrated
+        return self._seen(self._the_reference().rows)
+
+    def _seen(self, rows: Rows) -> dict[str, float]:
+        """Return the largest magnitude of every float32 tensor while ``rows`` run."""
+        reference, model = self._the_reference(), self._prepared()
+        names = graph.floats(model)
+        path = self._scratch / "ranges.onnx"
         onnx.save(calibration.with_ranges(model, names), path)
         size = min(reference.rows_a_run, reference.fixed_rows * _CALIBRATED_AT_A_TIME)
         done, total = 0, -(-rows.count // size)
@@ -234,7 +259,7 @@ class _Bench:
         def advance() -> None:
             nonlocal done
             done += 1
-            self._progress("calibrating", done, total)
+            self._progress(f"looking at ranges on {rows.origin}", done, total)
 
         try:
             return calibration.ranges(
@@ -272,7 +297,7 @@ class _Bench:
         options = self._options
         return {
             "options": {
-                "calibrate": _sum_of(options.calibrate) if precision in quantize.FORMATS else None,
+                "calibrate": _sum_of(options.calibrate),
                 "test": _sum_of(options.test),
                 "labels": dict(options.labels),
                 "metric": [self._metric.name, self._metric.sha256] if self._metric else None,
