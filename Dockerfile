@@ -3,7 +3,7 @@
 
 FROM python:3.11-slim AS build
 # compose.gpu.yaml asks for worker-gpu in place of worker: both bring the module onnxruntime.
-ARG EXTRAS=cli,worker,build,flower
+ARG EXTRAS=cli,worker,flower
 WORKDIR /app
 RUN python -m venv /opt/fleet
 ENV PATH=/opt/fleet/bin:$PATH

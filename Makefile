@@ -71,9 +71,9 @@ clean:  ## remove what make made
 	$(PYTHON) -m venv .venv
 
 .venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e ".[cli,worker,build,embedded,flower]"
+	$(INSTALL) -e ".[cli,worker,embedded,flower]"
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e ".[cli,worker,build,embedded,flower,test,dev]"
+	$(INSTALL) -e ".[cli,worker,embedded,flower,test,dev]"
 	@touch $@ .venv/run.stamp

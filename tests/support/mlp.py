@@ -52,7 +52,7 @@ def _training_images() -> tuple[Array, Array]:
 
 
 def _random(rng: np.random.Generator, inputs: int) -> Array:
-    weight = rng.standard_normal((inputs, WIDTH)) * np.sqrt(2 / inputs)
+    weight: Array = rng.standard_normal((inputs, WIDTH)) * np.sqrt(2 / inputs)
     return weight.astype(np.float32)
 
 

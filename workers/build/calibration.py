@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from workers.build.graph import copied
 from workers.build.rows import Rows
 from workers.engines.base import open_engine
 from workers.models import ModelSpec
@@ -26,8 +27,7 @@ _ABS, _LESS, _REAL, _MAX = (
 
 def with_ranges(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of ``model`` that also answers the largest magnitude of each tensor."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.graph.initializer.extend(
         [
             numpy_helper.from_array(np.array(LIKE_INFINITY, np.float32), _LIMIT),

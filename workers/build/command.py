@@ -25,7 +25,7 @@ from workers.tables import nearest
 if TYPE_CHECKING:
     from workers.build import variants
 
-_NEEDED: Final = ("onnx", "onnxruntime", "onnxconverter_common")
+_NEEDED: Final = ("onnx", "onnxruntime")
 _REFUSED: Final = 1
 
 
@@ -96,8 +96,8 @@ def _check_installed() -> None:
     for name in _NEEDED:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"`fleet build` needs {name.replace('_', '-')}, which is not installed. In the "
-                'clone: pip install -e ".[cli,worker,build]"'
+                f"`fleet build` needs {name}, which is not installed. In the clone: "
+                'pip install -e ".[cli,worker]"'
             )
 
 

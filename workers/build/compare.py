@@ -46,13 +46,14 @@ class Comparison:
         both = finite & np.isfinite(found)
         self._rows += len(expected)
         self._not_finite += int((finite & ~both).sum())
-        wide, narrow = expected.astype(np.float64), found.astype(np.float64)
+        wide = np.where(both, expected, 0).astype(np.float64)
+        narrow = np.where(both, found, 0).astype(np.float64)
         apart = np.abs(wide - narrow)[both]
         self._values += apart.size
         self._sum += float(apart.sum())
         self._max = max(self._max, float(apart.max(initial=0.0)))
         if expected.dtype.kind == "f":
-            self._cosines.append(_cosines(np.where(both, wide, 0), np.where(both, narrow, 0)))
+            self._cosines.append(_cosines(wide, narrow))
         if (same := _same(expected, found)) is not None:
             self._same.append(same)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import onnx
 
+from workers.build.graph import copied
 from workers.models import ModelSpec
 
 _NAME = "rows"
@@ -17,8 +18,7 @@ def with_free_batch(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto 
     An axis of exactly one row is freed; a larger one only where the model's file declares it as
     batch axis, for it may count something else. Whether the graph bears it is for the probe.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     weights = {tensor.name for tensor in copy.graph.initializer}
     inputs = [value for value in copy.graph.input if value.name not in weights]
     freed = [value.name for value in inputs if _free(value, spec.batch_axes_in)]

@@ -7,6 +7,7 @@ knows it by.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,8 +64,7 @@ def external_files(path: Path) -> list[Path]:
 
 def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy whose constants are folded and whose nodes all have a name of their own."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     _fold(copy)
     _name_nodes(copy.graph)
     return copy
@@ -75,21 +75,46 @@ def standard_opset(model: onnx.ModelProto) -> int:
     return next((opset.version for opset in model.opset_import if opset.domain in _STANDARD), 1)
 
 
-def floats(model: onnx.ModelProto) -> list[str]:
-    """Return the float32 tensors that a run computes or is given, in the order of the graph."""
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that can be changed while ``model`` stays as it is."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def kinds(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the element type of every tensor that has a known one."""
     try:
         typed = onnx.shape_inference.infer_shapes(model).graph
     except Exception as error:
         raise ConfigError(f"its tensors contradict each other: {one_line(error)}") from error
-    weights = {tensor.name for tensor in typed.initializer}
-    kinds = {
+    found = {
         value.name: value.type.tensor_type.elem_type
         for value in (*typed.input, *typed.value_info, *typed.output)
-        if value.name not in weights
+        if value.type.tensor_type.elem_type
     }
-    given = [value.name for value in typed.input]
-    computed = [name for node in typed.node for name in node.output]
-    return [name for name in (*given, *computed) if kinds.get(name) == onnx.TensorProto.FLOAT]
+    return found | {tensor.name: tensor.data_type for tensor in typed.initializer}
+
+
+def floats(model: onnx.ModelProto) -> list[str]:
+    """Return the float32 tensors that a run is given or computes, in the order of the graph."""
+    known = kinds(model)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    given = [value.name for value in model.graph.input if value.name not in weights]
+    computed = [name for node in model.graph.node for name in node.output]
+    return [name for name in (*given, *computed) if known.get(name) == onnx.TensorProto.FLOAT]
+
+
+def has_subgraph(node: onnx.NodeProto) -> bool:
+    """Return whether ``node`` is a branch or a loop."""
+    return any(attribute.type in _SUBGRAPHS for attribute in node.attribute)
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Let ``graph`` consist of ``nodes``, some of which may be its own."""
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def _fold(model: onnx.ModelProto) -> None:
@@ -110,9 +135,7 @@ def _fold(model: onnx.ModelProto) -> None:
             folded.update(zip(node.output, outputs, strict=True))
     if len(kept) == len(graph.node):
         return
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, kept)
     graph.initializer.extend(
         numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in folded.items()
     )
@@ -123,9 +146,7 @@ def _constant_inputs(
     node: onnx.NodeProto, weights: dict[str, Any], folded: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Return the values that ``node`` is computed from, ``None`` when it is not to be."""
-    if node.domain not in _STANDARD or node.op_type in _NEVER_FOLDED:
-        return None
-    if any(attribute.type in _SUBGRAPHS for attribute in node.attribute):
+    if node.domain not in _STANDARD or node.op_type in _NEVER_FOLDED or has_subgraph(node):
         return None
     values = {}
     for name in filter(None, node.input):
@@ -143,7 +164,8 @@ def _computed(
 ) -> list[Any] | None:
     """Return the outputs of ``node``, ``None`` where it cannot or should not be computed now."""
     try:
-        outputs = ReferenceEvaluator(node, opsets=opsets).run(None, values)
+        with np.errstate(all="ignore"):
+            outputs = ReferenceEvaluator(node, opsets=opsets).run(None, values)
     except Exception:  # noqa: BLE001 - what the reference cannot do stays as it is
         return None
     if not all(isinstance(value, np.ndarray | np.generic) for value in outputs):

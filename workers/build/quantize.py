@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 
 from producer.contract.errors import ConfigError
 from workers.batching.stacking import Array
-from workers.build.graph import keep_used_weights, standard_opset
+from workers.build.graph import copied, keep_used_weights, replace_nodes, standard_opset
 from workers.engines.base import one_line
 
 QUANTISED: Final = ("Conv", "MatMul", "Gemm")
@@ -108,9 +108,7 @@ class _Writer:
         for node in graph.node:
             nodes.append(node)
             nodes += [new for name in node.output for new in self._nodes.get(name, ())]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_nodes(graph, nodes)
 
     def _activation(self, name: str) -> None:
         scale = np.float32((self._ranges[name] or 1.0) / self._form.largest)
@@ -182,9 +180,7 @@ def _axis(node: onnx.NodeProto, name: str, weights: Mapping[str, onnx.TensorProt
 def _at_opset(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
     """Return a copy of ``model`` in an opset of at least ``least``."""
     if standard_opset(model) >= least:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        return copy
+        return copied(model)
     try:
         return onnx.version_converter.convert_version(model, least)
     except Exception as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from workers.build.compare import Difference
+
+_NAMES_SHOWN: Final = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ def lines(title: str, report: Report, *, metric: str | None) -> Iterator[str]:
     if report.converted:
         yield f"  converted   {counts(report)}"
     if report.kept_fp32:
-        yield f"  in fp32     {', '.join(report.kept_fp32)}"
+        yield f"  in fp32     {_some(report.kept_fp32)}"
     yield f"  batch       up to {report.max_rows} rows{f': {report.why}' if report.why else ''}"
     for name, difference in report.outputs.items():
         yield f"  {name}: {difference.rows} rows of {report.compared_on} beside fp32"
@@ -82,6 +84,12 @@ def lines(title: str, report: Report, *, metric: str | None) -> Iterator[str]:
         )
     if report.refused:
         yield f"  refused     {report.refused}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of many names, and how many more there are; the manifest has them all."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def counts(report: Report) -> str:

@@ -307,9 +307,7 @@ class _Bench:
                 "batch_axes": [self._spec.batch_axes_in, self._spec.batch_axes_out],
             },
             "versions": {
-                name: importlib.metadata.version(name)
-                for name in ("onnx", "onnxruntime", "onnxconverter-common", "numpy")
-                if _is_installed(name)
+                name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "numpy")
             },
         }
 
@@ -338,11 +336,3 @@ def _sum_of(path: Path | None) -> str | None:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file.")
     return store.digest(path)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -1,0 +1,81 @@
+"""Built variants are what TensorRT's parser takes and its builder makes plans of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.building import built, digits_folder, model_folder
+from tests.support.mlp import write_mlp
+from tests.support.real_models import (
+    file_types,
+    files_of_python,
+    sentence_embeddings,
+    sentences,
+)
+from tests.support.tensorrt import plan_bytes
+from workers.build.store import variants_folder
+
+DIGITS = {"image": ((1, 1, 8, 8), (32, 1, 8, 8), (32, 1, 8, 8))}
+
+
+def file_of(folder: Path, precision: str) -> Path:
+    """Return the one file of a precision that was built."""
+    (path,) = variants_folder(folder).glob(f"{precision}-*.onnx")
+    return path
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "fp8"])
+def test_variants_of_the_digits_become_plans(tmp_path: Path, precision: str) -> None:
+    folder = digits_folder(tmp_path)
+
+    built(folder, precision)
+
+    assert plan_bytes(file_of(folder, precision), DIGITS) > 0
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
+def test_variants_of_a_perceptron_become_plans_with_small_weights(
+    tmp_path: Path, precision: str
+) -> None:
+    folder = model_folder(tmp_path, write_mlp)
+    digits = digits_folder(tmp_path)
+
+    built(folder, precision, calibrate=digits / "calibration.npz")
+
+    parameters = 64 * 1024 + 1024 * 1024 + 1024 * 10
+    bytes_each = 2 if precision == "fp16" else 1
+    size = plan_bytes(file_of(folder, precision), DIGITS)
+    assert parameters * bytes_each < size < parameters * (bytes_each + 1.9)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
+def test_variants_of_a_model_of_file_types_become_plans(tmp_path: Path, precision: str) -> None:
+    source = file_types()
+    folder = model_folder(
+        tmp_path,
+        lambda path: path.symlink_to(source),
+        files={"rows.npz": files_of_python(16, seed=3)},
+    )
+
+    built(folder, precision, calibrate=folder / "rows.npz")
+
+    shapes = {"bytes": ((1, 2048), (8, 2048), (8, 2048))}
+    assert plan_bytes(file_of(folder, precision), shapes) > 0
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
+def test_variants_of_a_sentence_transformer_become_plans(tmp_path: Path, precision: str) -> None:
+    source = sentence_embeddings()
+    folder = model_folder(
+        tmp_path,
+        lambda path: path.symlink_to(source),
+        files={"rows.npz": sentences(slice(200, 208))},
+    )
+
+    built(folder, precision, calibrate=folder / "rows.npz", min_cosine=0.0)
+
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    shapes = dict.fromkeys(inputs, ((1, 8), (8, 32), (8, 64)))
+    assert plan_bytes(file_of(folder, precision), shapes) > 0
