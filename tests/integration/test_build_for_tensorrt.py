@@ -8,12 +8,7 @@ import pytest
 
 from tests.support.building import built, digits_folder, model_folder
 from tests.support.mlp import write_mlp
-from tests.support.real_models import (
-    file_types,
-    files_of_python,
-    sentence_embeddings,
-    sentences,
-)
+from tests.support.real_models import file_types, files_of_python
 from tests.support.tensorrt import plan_bytes
 from workers.build.store import variants_folder
 
@@ -62,20 +57,4 @@ def test_variants_of_a_model_of_file_types_become_plans(tmp_path: Path, precisio
     built(folder, precision, calibrate=folder / "rows.npz")
 
     shapes = {"bytes": ((1, 2048), (8, 2048), (8, 2048))}
-    assert plan_bytes(file_of(folder, precision), shapes) > 0
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
-def test_variants_of_a_sentence_transformer_become_plans(tmp_path: Path, precision: str) -> None:
-    source = sentence_embeddings()
-    folder = model_folder(
-        tmp_path,
-        lambda path: path.symlink_to(source),
-        files={"rows.npz": sentences(slice(200, 208))},
-    )
-
-    built(folder, precision, calibrate=folder / "rows.npz", min_cosine=0.0)
-
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    shapes = dict.fromkeys(inputs, ((1, 8), (8, 32), (8, 64)))
     assert plan_bytes(file_of(folder, precision), shapes) > 0

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from producer.contract.errors import ConfigError
 
-#: Raised when a manifest of before can no longer be read as one.
+#: Raised when a manifest of before is no longer one, or the same recipe makes another file.
 FORMAT: Final = 1
 
 _CHUNK_BYTES: Final = 1 << 20

@@ -290,10 +290,15 @@ class _Bench:
 
     def _key(self, precision: str) -> str:
         """Return the digest of everything that goes into a variant and its report."""
-        parts = {"source": self._sums, "precision": precision, **self._recipe(precision)}
+        parts = {
+            "format": store.FORMAT,
+            "source": self._sums,
+            "precision": precision,
+            **self._recipe(),
+        }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def _recipe(self, precision: str) -> dict[str, Any]:
+    def _recipe(self) -> dict[str, Any]:
         options = self._options
         return {
             "options": {
@@ -321,7 +326,7 @@ class _Bench:
             "files": {path.name: store.digest(path)},
             "text": path.with_suffix(".txt").name,
             "source": {"file": self._source.name, "files": self._sums},
-            **self._recipe(precision),
+            **self._recipe(),
             "built_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "report": report.as_json(),
         }
