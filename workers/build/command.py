@@ -8,11 +8,12 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from producer.contract.errors import ConfigError
 from workers import children
@@ -60,13 +61,15 @@ def _run(spec: ModelSpec, precisions: list[str], *, threads: int, as_json: bool)
     from workers.build import variants
 
     made = []
-    with _progress() as progress:
-        found = variants.build(spec, precisions, threads=threads, progress=progress)
-        with contextlib.closing(found):
-            for built in found:
-                made.append(built)
-                if not as_json:
-                    click.echo(f"{built.text}\n  {_ending(built, spec)}\n")
+    with contextlib.ExitStack() as stack:
+        bar = _Bar()
+        stack.callback(bar.clear)
+        found = variants.build(spec, precisions, threads=threads, progress=bar)
+        for built in stack.enter_context(contextlib.closing(found)):
+            made.append(built)
+            bar.clear()
+            if not as_json:
+                click.echo(f"{built.text}\n  {_ending(built, spec)}\n")
     if as_json:
         click.echo(
             json.dumps([{"state": built.state, **built.manifest} for built in made], indent=2)
@@ -138,20 +141,39 @@ def _precisions(text: str | None, spec: ModelSpec) -> list[str]:
     return [name for name in BUILT if name in named]
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[variants.Progress]:
-    """Yield what the build tells its progress to: a bar, where somebody can see it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+class _Bar:
+    """A progress bar on standard error, where somebody can see it; gone when it is cleared."""
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=None)
+    def __init__(self) -> None:
+        self._shown: Progress | None = None
+        self._what, self._task = "", TaskID(0)
 
-        def tell(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total or None)
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._shown is None or what != self._what:
+            self.clear()
+            self._show(what)
+        assert self._shown is not None
+        count = f"{done}/{total}" if total else ""
+        self._shown.update(self._task, completed=done, total=total or None, count=count)
 
-        yield tell
+    def clear(self) -> None:
+        """Leave the line to whoever writes next."""
+        if self._shown is not None:
+            self._shown.stop()
+        self._shown = None
+
+    def _show(self, what: str) -> None:
+        console = Console(stderr=True)
+        self._what = what
+        self._shown = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            disable=not console.is_terminal,
+        )
+        self._task = self._shown.add_task(what, total=None, count="")
+        self._shown.start()

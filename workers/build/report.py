@@ -60,7 +60,8 @@ def lines(title: str, report: Report, *, metric: str | None) -> Iterator[str]:
         yield f"  in fp32     {_some(report.kept_fp32)}"
     yield f"  batch       up to {report.max_rows} rows{f': {report.why}' if report.why else ''}"
     for name, difference in report.outputs.items():
-        yield f"  {name}: {difference.rows} rows of {report.compared_on} beside fp32"
+        rows = "1 row" if difference.rows == 1 else f"{difference.rows} rows"
+        yield f"  {name}: {rows} of {report.compared_on} beside fp32"
         yield f"    difference  largest {difference.max_abs:.3g}, mean {difference.mean_abs:.3g}"
         if difference.cosine_mean is not None:
             yield (
