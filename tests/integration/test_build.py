@@ -19,8 +19,9 @@ import redis
 
 from producer.client import Client
 from tests import onnx_models
-from tests.support.building import digits_folder, ended, model_folder, reports, start_build
+from tests.support.building import built, digits_folder, ended, model_folder, reports, start_build
 from tests.support.commands import FLEET, run_command
+from tests.support.mlp import write_mlp
 from tests.support.refusal import FLEET as FLEET_WORKER
 from tests.support.refusal import refusal
 from tests.support.servers import TestServer
@@ -144,29 +145,23 @@ def test_a_worker_refuses_a_precision_that_nobody_built(server: TestServer, tmp_
     assert line.endswith("it was not built: fleet build digits --precision int8")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        ("source", "was not built from"),
-        ("variant", "is not as it was built"),
-    ],
-)
-def test_a_worker_refuses_a_variant_of_another_file_or_a_changed_one(
-    server: TestServer, tmp_path: Path, spoil: str, says: str
-) -> None:
-    folder = digits_folder(tmp_path)
-    assert ended(start_build(tmp_path, "digits", "--precision", "fp16"))[0] == 0
-    path = folder / "digits.onnx"
-    if spoil == "variant":
-        (path,) = (tmp_path / ".cache" / "variants" / "digits").glob("fp16-*.onnx")
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
+def test_a_perceptron_reads_the_digits_in_every_precision(tmp_path: Path) -> None:
+    digits = digits_folder(tmp_path)
+    folder = model_folder(tmp_path, write_mlp)
 
-    line = refusal(FLEET_WORKER, server=server, config=tmp_path)
+    made = built(
+        folder,
+        *PRECISIONS,
+        calibrate=digits / "calibration.npz",
+        test=digits / "test.npz",
+        labels={"scores": "labels"},
+    )
 
-    assert says in line
-    assert line.endswith("Build it again: fleet build digits --precision fp16")
+    shares = {one.precision: one.manifest["report"]["accuracy"]["scores"] for one in made}
+    print(f"accuracy of fp32 and of each variant: {shares}")
+    assert all(fp32 - variant <= 0.01 for fp32, variant in shares.values())
+    assert all(one.manifest["report"]["converted"] == {"Gemm": 3} for one in made)
+    assert all(fp32 >= 0.9 for fp32, _ in shares.values())
 
 
 def test_two_builds_at_once_do_the_work_once(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_variants_of_a_perceptron_become_plans_with_small_weights(
     assert parameters * bytes_each < size < parameters * (bytes_each + 1.9)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_variants_of_a_model_of_file_types_become_plans(tmp_path: Path, precision: str) -> None:
     source = file_types()
     folder = model_folder(

@@ -1,4 +1,4 @@
-"""Variants of real models, measured on real data against the original."""
+"""Variants of a real model of file types, on 300 real files, which it takes one at a time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.building import built, digits_folder, model_folder
-from tests.support.mlp import write_mlp
+from tests.support.building import built, model_folder
 from tests.support.real_models import file_types, files_of_python
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 ALL = ("fp16", "int8", "fp8")
 FILES = 300
 
 
-@pytest.mark.timeout(180)
 def test_file_types_are_told_as_by_the_original(tmp_path: Path) -> None:
     source = file_types()
     rows = {"calibrate": files_of_python(100, seed=2), "test": files_of_python(FILES, seed=1)}
@@ -36,22 +36,3 @@ def test_file_types_are_told_as_by_the_original(tmp_path: Path) -> None:
     assert agreement["fp16"] >= 0.99
     assert agreement["int8"] >= 0.97
     assert agreement["fp8"] >= 0.97
-
-
-def test_a_perceptron_reads_the_digits_in_every_precision(tmp_path: Path) -> None:
-    digits = digits_folder(tmp_path)
-    folder = model_folder(tmp_path, write_mlp)
-
-    made = built(
-        folder,
-        *ALL,
-        calibrate=digits / "calibration.npz",
-        test=digits / "test.npz",
-        labels={"scores": "labels"},
-    )
-
-    shares = {one.precision: one.manifest["report"]["accuracy"]["scores"] for one in made}
-    print(f"accuracy of fp32 and of each variant: {shares}")
-    assert all(fp32 - variant <= 0.01 for fp32, variant in shares.values())
-    assert all(one.manifest["report"]["converted"] == {"Gemm": 3} for one in made)
-    assert all(fp32 >= 0.9 for fp32, _ in shares.values())
