@@ -215,9 +215,17 @@ def _model_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
             model,
             f"{len(ready)} of {len(engines)}",
             str(fleet.queued.get(model, 0)),
-            *(str(shown.get(name, "")) for name in ("runtime", "precision", "max_rows")),
+            *(str(shown.get(name, "")) for name in ("runtime", "precision")),
+            _rows_of(shown),
             shown.get("why") or shown.get("text", ""),
         )
+
+
+def _rows_of(engine: Mapping[str, Any]) -> str:
+    """Return the rows of a batch, and of the largest that fitted where memory ran out."""
+    most = str(engine.get("max_rows", ""))
+    fits = ", ".join(f"{rows} in {name}" for name, rows in engine.get("ceilings", {}).items())
+    return f"{most}; fits: {fits}" if fits else most
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ class Reply:
     worker: str = ""
     #: How often the batch ran out of memory before this answer.
     out_of_memory: int = 0
+    #: How often a smaller precision answered with NaN or infinity before this answer.
+    non_finite: int = 0
 
     def __repr__(self) -> str:
         shown = ", ".join(

@@ -43,6 +43,18 @@ class Answer:
             return str(states.REVOKED)
         return str(states.FAILURE)
 
+    @property
+    def why_retried(self) -> str:
+        """Why its batch was run again, smaller or in another precision, in the same start."""
+        out_of_memory = self.about.get("out_of_memory", 0)
+        whys = [f"OutOfMemory({out_of_memory}x)"] if out_of_memory else []
+        if non_finite := self.about.get("non_finite", 0):
+            whys.append(f"NonFinite({non_finite}x)")
+        if not whys:
+            return ""
+        end = "answered" if self.error is None else "last tried"
+        return f"{' and '.join(whys)}, {end} in {self.about.get('precision')}"
+
 
 class Answers:
     """Packs answers for one app; knows which of them the tracer must store."""

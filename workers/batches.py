@@ -169,6 +169,7 @@ def answer_of(
         "compute_s": round(outcome.compute_s, 6),
         "worker": worker,
         "out_of_memory": outcome.out_of_memory,
+        "non_finite": outcome.non_finite,
     }
     return Answer(job=job, outputs=outcome.outputs, error=outcome.error, about=about)
 

@@ -209,6 +209,7 @@ class ClaimLoop:
         took_s, rows = time.monotonic() - began_s, sum(job.rows for job in prepared)
         self._claiming.learn(batch.model, took_s=took_s, rows=rows)
         self._answer(batch, begun, prepared, outcomes, began_unix_s=began_unix_s)
+        self._loading.share_ceilings(batch.model)
         self._orders.forget()
 
     def _answer(
@@ -221,7 +222,7 @@ class ClaimLoop:
         began_unix_s: float,
     ) -> None:
         closed = Closed.ALONE if begun.alone else batch.closed
-        self._endings.count_batch(batch.model, closed, prepared, outcomes)
+        self._endings.count_batch(batch.model, closed, prepared, self._loading.runners[batch.model])
         worker = self._endings.worker
         answers: list[Answer] = []
         for job, outcome in zip(begun.runs, outcomes, strict=True):

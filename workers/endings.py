@@ -23,7 +23,7 @@ from workers.delivery.ledger import End, Ending, Entry, Ledger, Letter
 from workers.delivery.scripts import Call
 from workers.jobs import Job, Unreadable
 from workers.loading import retry_gap_s
-from workers.runner import Outcome, Prepared
+from workers.runner import ModelRunner, Prepared
 from workers.status import Status
 from workers.telemetry.events import TaskEvents
 
@@ -294,15 +294,17 @@ class Endings:
         model: str,
         closed: Closed,
         prepared: Sequence[Prepared],
-        outcomes: Sequence[Outcome],
+        runner: ModelRunner,
     ) -> None:
         """Add one batch to the model's totals."""
         counters = self._status.counters[model]
         counters.batches += 1
         counters.rows += sum(job.rows for job in prepared)
         counters.closed[str(closed)] += 1
-        # Every job of a batch that ran out of memory carries the batch's count.
-        counters.out_of_memory += max((outcome.out_of_memory for outcome in outcomes), default=0)
+        # A model is loaded once in a process, and its runner counts from then on.
+        counters.out_of_memory = runner.counters.out_of_memory
+        counters.non_finite = runner.counters.non_finite
+        counters.reopened = runner.reopened
 
     def _pack(self, answer: Answer) -> tuple[Answer, bytes]:
         try:
@@ -354,9 +356,7 @@ class Endings:
     def _tell(self, answer: Answer) -> None:
         self._count(answer)
         job, error = answer.job, answer.error
-        times = answer.about.get("out_of_memory", 0)
-        if times:
-            reason = f"OutOfMemory({times}x), answered in {answer.about.get('precision')}"
+        if reason := answer.why_retried:
             self._events.retried(job, reason)
         if error is None:
             shapes = shapes_of(answer.outputs or {})

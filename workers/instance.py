@@ -25,6 +25,7 @@ from workers.hello import Hello
 from workers.loading import Loading
 from workers.orders import Orders
 from workers.settings import WorkerSettings
+from workers.shared_ceilings import SharedCeilings
 from workers.status import Reporter, Status
 from workers.telemetry import logs
 from workers.telemetry.events import TaskEvents
@@ -68,7 +69,8 @@ def run(hello: Hello) -> None:
         status=status,
         worker=f"{hello.node}/{hello.slot}",
     )
-    loading = Loading(worker_settings, hello.models, status)
+    ceilings = SharedCeilings(client, ledger.keys)
+    loading = Loading(worker_settings, hello.models, status, ceilings)
     claiming = Claiming(client=client, ledger=ledger, loading=loading, status=status, orders=orders)
     loop = ClaimLoop(
         client=client,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from producer.contract.errors import FleetError
 from workers.models import ModelSpec, load_models
 from workers.runner import ModelRunner
 from workers.settings import WorkerSettings
+from workers.shared_ceilings import SharedCeilings
 from workers.status import State, Status
 
 logger = logging.getLogger(__name__)
@@ -34,8 +36,15 @@ class Broken:
 class Loading:
     """The engines of one process: each is loaded once, or tried again with growing gaps."""
 
-    def __init__(self, settings: WorkerSettings, names: Sequence[str], status: Status) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        names: Sequence[str],
+        status: Status,
+        ceilings: SharedCeilings,
+    ) -> None:
         self._settings, self._names, self._status = settings, tuple(names), status
+        self._ceilings = ceilings
         self.runners: dict[str, ModelRunner] = {}
         self._broken: dict[str, Broken] = {}
 
@@ -67,6 +76,13 @@ class Loading:
                 logger.info("model.loaded", extra={"model": name})
         self._tell()
 
+    def share_ceilings(self, name: str) -> None:
+        """Exchange what is known of a model's largest batches, if it learned anything."""
+        runner = self.runners[name]
+        if runner.ceilings.has_news:
+            self._ceilings.exchange(name, runner.memory_kind, runner.ceilings)
+            self._status.models = {**self._status.models, name: _ready(runner)}
+
     def time_limit_s(self, name: str) -> float:
         """Return how long a batch of a model may run."""
         return self.runners[name].spec.time_limit_s or self._settings.batch_timeout_s
@@ -79,7 +95,13 @@ class Loading:
 
     def _open(self, name: str) -> ModelRunner:
         spec = load_models(self._settings.config_dir, [name])[name]
-        return ModelRunner.load(_with_limits(spec, self._settings), threads=self._settings.threads)
+        spec = _with_limits(spec, self._settings)
+        runner = ModelRunner.load(spec, threads=self._settings.threads)
+        self._ceilings.exchange(name, runner.memory_kind, runner.ceilings)
+        if spec.find_ceiling:
+            runner.find_ceilings()
+            self._ceilings.exchange(name, runner.memory_kind, runner.ceilings)
+        return runner
 
     def _failed(self, name: str, text: str) -> None:
         text = text.removeprefix(f"{name}: ")
@@ -93,13 +115,17 @@ class Loading:
     def _tell(self) -> None:
         self._status.models = {
             **{name: {"state": "broken", "text": b.text} for name, b in self._broken.items()},
-            **{name: {"state": "ready", **r.describe()} for name, r in self.runners.items()},
+            **{name: _ready(runner) for name, runner in self.runners.items()},
         }
         if self._broken:
             text = "; ".join(f"{name}: {broken.text}" for name, broken in self._broken.items())
             self._status.become(State.BROKEN, text)
         else:
             self._status.become(State.READY)
+
+
+def _ready(runner: ModelRunner) -> Mapping[str, Any]:
+    return {"state": "ready", **runner.describe()}
 
 
 def _with_limits(spec: ModelSpec, settings: WorkerSettings) -> ModelSpec:

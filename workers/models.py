@@ -13,15 +13,17 @@ from typing import Final
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
-from workers.batching.ladder import Step, parse_step
+from workers.batching.ladder import SAME, Step, parse_step
 from workers.build.options import BuildOptions, read_build
 from workers.build.store import find_variant
+from workers.half_precision import is_half_precision
 from workers.onnx_file import why_not_onnx
 from workers.tables import Table, nearest
 
 MODEL_FILE: Final = "model.toml"
 ONNXRUNTIME: Final = "onnxruntime"
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8", "fp8")
+_HALF_PRECISIONS: Final = ("fp16", "bf16")
 _MIB: Final = 1 << 20
 
 
@@ -78,6 +80,8 @@ class ModelSpec:
     memory_first_chunk_bytes: int = _MIB
     #: What is tried in turn when a batch ran out of memory, such as ``fp16/2``.
     ladder: tuple[str, ...] = ("fp16/2",)
+    #: Whether the largest batches are found when the model is loaded, by running them.
+    find_ceiling: bool = False
     #: How far answers may differ between batch sizes, relative to the largest of them.
     tolerance: float = 1e-3
     #: Passed to the engine as they are.
@@ -160,6 +164,7 @@ def _read_model(
         memory_limit_bytes=_memory_limit(table, first_chunk_bytes),
         memory_first_chunk_bytes=first_chunk_bytes,
         ladder=engines.ladder,
+        find_ceiling=table.switch("find_ceiling", default=False),
         tolerance=table.number("tolerance", 1e-3),
         options=dict(_options(table)),
         build=build,
@@ -184,15 +189,15 @@ def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
 
     if not has(precision):
         raise table.error("precision", f"is {precision!r}, {_missing(folder, precision)}")
-    ladder = table.texts("ladder", (f"{'fp16' if has('fp16') else precision}/2",))
+    ladder = table.texts("ladder", ("fp16/2" if has("fp16") else f"{SAME}/2",))
     for step in ladder:
         try:
-            wanted = parse_step(step).precision
+            wanted = parse_step(step).after(precision)
         except ValueError as error:
             raise table.error("ladder", f"{error}") from None
         if not has(wanted):
             raise table.error("ladder", f"names {wanted}, {_missing(folder, wanted)}")
-    needed = {precision, *(parse_step(step).precision for step in ladder)}
+    needed = {precision, *(parse_step(step).after(precision) for step in ladder)}
     files = {name: found[name] for name in (*listed, *found) if name in needed}
     return _Engines(files=files, precision=precision, ladder=ladder)
 
@@ -217,7 +222,7 @@ def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
     table.raw("engines")
     if source is None:
         raise table.error("engines", "lists no fp32 to build from; name it as [build] source.")
-    return _Engines(files={"fp32": source}, precision="fp32", ladder=("fp32/2",))
+    return _Engines(files={"fp32": source}, precision="fp32", ladder=(f"{SAME}/2",))
 
 
 def _runtime(table: Table) -> str:
@@ -260,6 +265,12 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
         raise files.error(name, f"names {path}, which does not exist.{nearest(path.name, there)}")
     if runtime == ONNXRUNTIME and (problem := why_not_onnx(path)):
         raise files.error(name, f"names {path}, which {problem}.")
+    if name in _HALF_PRECISIONS and path.suffix == ".onnx" and not is_half_precision(path):
+        raise files.error(
+            name,
+            f"names {path}, which computes in float32: it would take as much memory as the model "
+            f"it stands in for. Build it anew with `fleet build {folder.name} --precision {name}`.",
+        )
     return path
 
 

@@ -45,6 +45,8 @@ class Batching:
     why: str = ""
     #: A job runs alone and uncut, because its rows may belong together.
     whole: bool = False
+    #: The made-up row that ran.
+    row: Mapping[str, Array] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
 
 def declared(
@@ -99,7 +101,7 @@ def probe(
         # Without a declaration this axis may be time or nodes, so a job is not cut.
         sure = all(name in spec.batch_axes_in for name in axes_in)
         return Batching(max_rows=1, why=why, whole=not sure)
-    return Batching(max_rows=spec.max_batch_size)
+    return Batching(max_rows=spec.max_batch_size, row=rows[0])
 
 
 def made_up_row(

@@ -7,14 +7,17 @@ is run in halves, then job by job; a batch that ran out of memory goes down the 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from producer.contract.errors import ConfigError, EngineFailed, FleetError, OutOfMemory
-from workers.batching.ladder import Rung, after_out_of_memory, first_rung
+from producer.contract.errors import ConfigError, EngineFailed, FleetError, NonFinite, OutOfMemory
+from workers.batching.ceiling import Ceiling
+from workers.batching.finite import is_finite
+from workers.batching.ladder import Rung, after_out_of_memory, first_rung, within
 from workers.batching.pieces import (
     Batch,
     Piece,
@@ -25,31 +28,21 @@ from workers.batching.pieces import (
     take,
     whole_jobs,
 )
-from workers.batching.shapes import ShapeKey, groups, sizes_of
+from workers.batching.shapes import groups, sizes_of
 from workers.batching.stacking import Array, join, split, stack
 from workers.ceilings import Ceilings
-from workers.engines.base import Engine, EngineRefused, one_line, open_engine
+from workers.engines.base import Engine, EngineRefused, one_line
+from workers.engines.resident import ResidentEngines
+from workers.largest_batch import find_ceilings
+from workers.memory_kind import memory_kind
 from workers.models import ModelSpec, TensorSpec
 from workers.prepared import Prepared, prepare, shape_text
 from workers.probe import Batching, declared, probe, strictest
+from workers.progress import Attempt, Outcome, Progress, Work
 
 __all__ = ["Counters", "ModelRunner", "Outcome", "Prepared"]
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How one job ended: with outputs or with an error."""
-
-    outputs: Mapping[str, Array] | None = dataclasses.field(repr=False)
-    error: FleetError | None
-    #: The precision that answered; for a cut job the last one that the ladder led to.
-    precision: str
-    #: Rows in the run that answered; for a cut job the largest of its runs.
-    batch_size: int
-    #: Runs with rows of this job that ran out of memory.
-    out_of_memory: int
-    #: Time in the engine, of all runs with rows of this job.
-    compute_s: float
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -59,42 +52,9 @@ class Counters:
     batches: int = 0
     rows: int = 0
     out_of_memory: int = 0
+    #: Runs in a lower precision with answers that were not finite.
+    non_finite: int = 0
     largest_batch: int = 0
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Progress:
-    """What is known so far about one job."""
-
-    precision: str
-    parts: dict[int, dict[str, Array]] = dataclasses.field(default_factory=dict)
-    error: FleetError | None = None
-    batch_size: int = 0
-    out_of_memory: int = 0
-    compute_s: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """Jobs of one shape that are being answered together."""
-
-    jobs: Sequence[Prepared]
-    progress: Sequence[_Progress]
-
-    @property
-    def sizes(self) -> ShapeKey:
-        """Return what decides how much memory a row takes, the same for all jobs here."""
-        return sizes_of(self.jobs[0].shape_key)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """One run that failed, and what was to follow it."""
-
-    run: Batch
-    rest: Batch
-    rung: Rung
-    error: Exception
 
 
 class ModelRunner:
@@ -102,21 +62,23 @@ class ModelRunner:
     ``prepare`` may run beside it in another."""
 
     def __init__(
-        self, spec: ModelSpec, engines: Mapping[str, Engine], batching: Batching, *, load_s: float
+        self, spec: ModelSpec, engines: ResidentEngines, batching: Batching, *, load_s: float
     ) -> None:
         self.spec = spec
         self.counters = Counters()
+        self.ceilings = Ceilings()
         self._engines = engines
         self._batching = batching
         self._load_s = load_s
         main = engines[spec.precision]
         self.runtime = main.runtime
+        #: Ceilings are shared by instances that say the same here.
+        self.memory_kind = memory_kind(spec, main)
         self._inputs = _inputs(spec, main)
         self._outputs = _outputs(spec, main)
         self._axes_in = {tensor.name: tensor.batch_axis for tensor in self._inputs}
         self._axes_out = {tensor.name: tensor.batch_axis for tensor in self._outputs}
         self._steps = spec.steps
-        self._ceilings = Ceilings()
 
     @classmethod
     def load(cls, spec: ModelSpec, *, threads: int) -> ModelRunner:
@@ -126,27 +88,45 @@ class ModelRunner:
         well: nothing larger is run before a job asks for it.
         """
         started = time.perf_counter()
-        engines: dict[str, Engine] = {}
+        engines = ResidentEngines(spec, threads=threads)
         try:
-            for precision in spec.engines:
-                engines[precision] = open_engine(spec, precision, threads=threads)
             _check_alike(spec, engines)
             found = [
                 probe(
-                    engine,
+                    engines[precision],
                     spec,
-                    inputs=_inputs(spec, engine),
-                    outputs=_outputs(spec, engine),
+                    inputs=_inputs(spec, engines[precision]),
+                    outputs=_outputs(spec, engines[precision]),
                     precision=precision,
                 )
-                for precision, engine in engines.items()
+                for precision in engines
             ]
         except BaseException:
-            for engine in engines.values():
-                engine.close()
+            engines.close()
             raise
-        load_s = time.perf_counter() - started
-        return cls(spec, engines, strictest(found), load_s=load_s)
+        return cls(spec, engines, strictest(found), load_s=time.perf_counter() - started)
+
+    @property
+    def reopened(self) -> int:
+        """Return how many engines were opened anew because memory broke them."""
+        return self._engines.reopened
+
+    def find_ceilings(self) -> None:
+        """Find the largest batches by running them, where the model's file asks for it."""
+        if not self.spec.find_ceiling or self.max_rows == 1:
+            return
+        row = self.prepare(_as_dtypes(self._batching.row, self._inputs))
+        limit, sizes = self._rows_that_fit(row), sizes_of(row.shape_key)
+        try:
+            for precision, rows in find_ceilings(self._engines, row.arrays, self._axes_in, limit):
+                where = {"model": self.spec.name, "precision": precision, "rows": rows}
+                logger.info("engine.ceiling", extra=where)
+                if rows < limit or precision in self.ceilings.of(sizes):
+                    self.ceilings.found(sizes, precision, rows)
+        except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
+            # Jobs find out what fits; what else is wrong with a large batch is not known to be so.
+            said = {"model": self.spec.name, "error": one_line(error)}
+            logger.warning("engine.ceiling_unfound", extra=said)
 
     @property
     def max_rows(self) -> int:
@@ -174,14 +154,15 @@ class ModelRunner:
             "why": self.why,
             "whole_jobs": self._batching.whole,
             "memory_limit_bytes": self.spec.memory_limit_bytes,
+            "memory_kind": self.memory_kind,
+            "ceilings": self.ceilings.lowest(),
             "load_s": round(self._load_s, 3),
             "inputs": {t.name: f"{t.dtype} {shape_text(t)}" for t in self._inputs},
             "outputs": {t.name: f"{t.dtype} {shape_text(t)}" for t in self._outputs},
         }
 
     def close(self) -> None:
-        for engine in self._engines.values():
-            engine.close()
+        self._engines.close()
 
     def prepare(self, inputs: Mapping[str, object]) -> Prepared:
         """Return one job's inputs as checked arrays; ``BadRequest`` says what is wrong."""
@@ -192,11 +173,12 @@ class ModelRunner:
 
     def run(self, jobs: Sequence[Prepared]) -> list[Outcome]:
         """Return the outcome of each job, in order, whatever happens to the others."""
-        progress = [_Progress(precision=self.spec.precision) for _ in jobs]
+        progress = [Progress(precision=self.spec.precision) for _ in jobs]
         for group in groups(job.shape_key for job in jobs):
-            work = _Work(
+            work = Work(
                 jobs=[jobs[position] for position in group],
                 progress=[progress[position] for position in group],
+                sizes=sizes_of(jobs[group[0]].shape_key),
             )
             rest = whole_jobs([self._units(job) for job in work.jobs])
             limit = self._rows_that_fit(work.jobs[0])
@@ -216,20 +198,20 @@ class ModelRunner:
             row_bytes=job.nbytes / self._units(job),
         )
 
-    def _answer(self, work: _Work, batch: Batch) -> None:
+    def _answer(self, work: Work, batch: Batch) -> None:
         """Answer every piece of ``batch``, or note why its job failed."""
-        before = self._ceilings.of(work.sizes)
+        before = self.ceilings.copy_of(work.sizes)
         # The last entry is next, so that the rows of a cut job are answered in their order.
         todo: list[tuple[Batch, Rung]] = [(batch, self._first_rung(work, batch))]
         while todo:
             pieces, rung = todo.pop()
-            run, rest = take(_unfailed(work, pieces), rung.rows)
+            run, rest = take(work.unfailed(pieces), rung.rows)
             if not run:
                 continue
             try:
-                self._run(work, run, rung.precision)
+                strange = self._run(work, run, rung.precision)
             except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
-                attempt = _Attempt(
+                attempt = Attempt(
                     run=run,
                     rest=rest,
                     rung=dataclasses.replace(rung, rows=rows_of(run)),
@@ -241,17 +223,19 @@ class ModelRunner:
                     todo += self._after_refusal(work, attempt)
             else:
                 todo.append((rest, rung))
+                if strange:
+                    todo += self._after_strange_numbers(work, strange)
 
-    def _first_rung(self, work: _Work, batch: Batch) -> Rung:
+    def _first_rung(self, work: Work, batch: Batch) -> Rung:
         return first_rung(
             self._steps,
             precision=self.spec.precision,
             rows=rows_of(batch),
-            ceilings=self._ceilings.of(work.sizes),
+            ceilings=self.ceilings.of(work.sizes),
         )
 
     def _after_out_of_memory(
-        self, work: _Work, failed: _Attempt, before: Mapping[str, int]
+        self, work: Work, failed: Attempt, before: Mapping[str, Ceiling]
     ) -> list[tuple[Batch, Rung]]:
         """Return how to go on with the rows that are not answered yet.
 
@@ -259,23 +243,32 @@ class ModelRunner:
         """
         rung = failed.rung
         self.counters.out_of_memory += 1
+        logger.warning(
+            "engine.out_of_memory",
+            extra={"model": self.spec.name, "precision": rung.precision, "rows": rung.rows},
+        )
         for job in jobs_in(failed.run):
             work.progress[job].out_of_memory += 1
-        self._ceilings.lower(work.sizes, rung.precision, failed_rows=rung.rows)
+        self.ceilings.lower(work.sizes, rung.precision, failed_rows=rung.rows)
+        if rung.again:
+            self._fail_non_finite(work, failed.run)
+            return [(failed.rest, rung)]
         lower = after_out_of_memory(self._steps, rung)
         if lower is not None:
-            return [(failed.run + failed.rest, lower)]
+            return [(failed.run + failed.rest, within(lower, self.ceilings.of(work.sizes)))]
         # This job is too much for any rung, so what it did to larger batches says nothing
         # about the size that fits the others.
-        self._ceilings.restore(work.sizes, before)
-        work.progress[failed.run[0].job].error = OutOfMemory(
+        self.ceilings.restore(work.sizes, before)
+        done = work.progress[failed.run[0].job]
+        done.precision = rung.precision
+        done.error = OutOfMemory(
             f"{self.spec.name}: one row does not fit in memory in any precision, last tried "
             f"{rung.precision}. {one_line(failed.error)}"
         )
-        rest = _unfailed(work, failed.rest)
+        rest = work.unfailed(failed.rest)
         return [(rest, self._first_rung(work, rest))] if rest else []
 
-    def _after_refusal(self, work: _Work, failed: _Attempt) -> list[tuple[Batch, Rung]]:
+    def _after_refusal(self, work: Work, failed: Attempt) -> list[tuple[Batch, Rung]]:
         """Return the two halves of a refused run; a job that was refused alone fails."""
         rest = (failed.rest, failed.rung)
         if len(jobs_in(failed.run)) > 1:
@@ -284,32 +277,61 @@ class ModelRunner:
         work.progress[failed.run[0].job].error = _error_of(failed.error)
         return [rest]
 
-    def _run(self, work: _Work, run: Batch, precision: str) -> None:
-        """Run one batch once and note the answers."""
-        engine = self._engines[precision]
+    def _after_strange_numbers(self, work: Work, strange: Batch) -> list[tuple[Batch, Rung]]:
+        """Return how to go on with rows whose answers in a lower precision are not finite: row by
+        row in the main precision, whose word is final.
+        """
+        self.counters.non_finite += 1
+        for job in jobs_in(strange):
+            work.progress[job].non_finite += 1
+        if self.ceilings.of(work.sizes).get(self.spec.precision) == 0:
+            self._fail_non_finite(work, strange)
+            return []
+        return [(strange, Rung(precision=self.spec.precision, rows=1, again=True))]
+
+    def _fail_non_finite(self, work: Work, pieces: Batch) -> None:
+        for job in jobs_in(pieces):
+            work.progress[job].error = NonFinite(
+                f"{self.spec.name}: the answer holds NaN or infinity in the precision that fits in "
+                f"memory, and one row does not fit in {self.spec.precision}."
+            )
+
+    def _run(self, work: Work, run: Batch, precision: str) -> Batch:
+        """Run one batch once and note the answers; returns the pieces that have to be answered in
+        the main precision.
+        """
+        main = precision == self.spec.precision
         arrays = [job.arrays for job in work.jobs]
         uncut = self._batching.whole or _is_one_whole_job(run, work.jobs)
         feeds = dict(arrays[run[0].job]) if uncut else stack(arrays, run, self._axes_in)
-        if precision != self.spec.precision:
-            feeds = _as_dtypes(feeds, engine.inputs)
+        if not main:
+            # A number beyond the range of half precision becomes infinity: its answer is looked at.
+            with np.errstate(over="ignore"):
+                feeds = _as_dtypes(feeds, self._engines[precision].inputs)
         rows = sum(work.jobs[job].rows for job in jobs_in(run)) if uncut else rows_of(run)
         started = time.perf_counter()
-        outputs = _as_dtypes(engine.run(feeds), self._outputs)
+        outputs = _as_dtypes(self._engines.run(precision, feeds), self._outputs)
         compute_s = time.perf_counter() - started
         answers = [outputs] if uncut else split(outputs, run, self._axes_out)
         self.counters.batches += 1
         self.counters.rows += rows
         self.counters.largest_batch = max(self.counters.largest_batch, rows)
+        self.ceilings.fitted(work.sizes, precision, rows_of(run))
+        strange: list[Piece] = []
         for piece, answer in zip(run, answers, strict=True):
             done = work.progress[piece.job]
+            if not main and not is_finite(answer):
+                strange.append(piece)
+                continue
             done.parts[piece.start] = answer
             done.batch_size = max(done.batch_size, rows)
-            if precision != self.spec.precision:
+            if not main:
                 done.precision = precision
         for job in jobs_in(run):
             work.progress[job].compute_s += compute_s
+        return tuple(strange)
 
-    def _outcome(self, done: _Progress) -> Outcome:
+    def _outcome(self, done: Progress) -> Outcome:
         outputs, error = None, done.error
         if error is None:
             try:
@@ -325,6 +347,7 @@ class ModelRunner:
             batch_size=done.batch_size,
             out_of_memory=done.out_of_memory,
             compute_s=done.compute_s,
+            non_finite=done.non_finite,
         )
 
 
@@ -336,23 +359,18 @@ def _outputs(spec: ModelSpec, engine: Engine) -> tuple[TensorSpec, ...]:
     return declared(engine.outputs, spec.batch_axes_out, side="output", model=spec.name)
 
 
-def _check_alike(spec: ModelSpec, engines: Mapping[str, Engine]) -> None:
+def _check_alike(spec: ModelSpec, engines: ResidentEngines) -> None:
     """Refuse engines that cannot stand in for each other."""
     main = engines[spec.precision]
-    for precision, engine in engines.items():
+    for precision in engines:
         for side in ("inputs", "outputs"):
             wanted = sorted(tensor.name for tensor in getattr(main, side))
-            found = sorted(tensor.name for tensor in getattr(engine, side))
+            found = sorted(tensor.name for tensor in getattr(engines[precision], side))
             if wanted != found:
                 raise ConfigError(
                     f"{spec.name}: {side} of {precision} are {found}, those of {spec.precision} "
                     f"are {wanted}; both must be the same model."
                 )
-
-
-def _unfailed(work: _Work, pieces: Batch) -> Batch:
-    """Return the pieces whose jobs can still be answered."""
-    return tuple(piece for piece in pieces if work.progress[piece.job].error is None)
 
 
 def _is_one_whole_job(run: Sequence[Piece], jobs: Sequence[Prepared]) -> bool:

@@ -180,13 +180,6 @@ def _at_least_one(table: Table, key: str) -> int:
     return table.whole(key, 1, least=1)
 
 
-def _switch(table: Table, key: str) -> bool:
-    value = table.raw(key)
-    if isinstance(value, bool):
-        return value
-    raise table.error(key, f"must be true or false, not {value!r}.")
-
-
 def _names(table: Table, key: str) -> tuple[str, ...]:
     value = table.raw(key)
     if isinstance(value, str):
@@ -211,7 +204,7 @@ _ASK: Final[Mapping[str, Callable[[Table, str], Any]]] = {
     "fence_ttl_s": _seconds,
     "memory_limit_bytes": _at_least_one,
     "memory_first_chunk_bytes": _at_least_one,
-    "events": _switch,
+    "events": lambda table, key: table.switch(key, default=True),
 }
 
 

@@ -43,7 +43,12 @@ class Counters:
     failed: int = 0
     batches: int = 0
     rows: int = 0
+    #: Runs that ran out of memory.
     out_of_memory: int = 0
+    #: Runs in a lower precision with answers that were not finite.
+    non_finite: int = 0
+    #: Engines that were opened anew because memory broke them.
+    reopened: int = 0
     #: Time from a claim to the end of its batch, everything but waiting for work.
     busy_s: float = 0.0
     #: Batches by the reason that closed them.

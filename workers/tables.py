@@ -88,6 +88,14 @@ class Table:
             raise self.error(key, f"must be a number of at least {least:g}, not {value!r}.")
         return float(value)
 
+    def switch(self, key: str, *, default: bool) -> bool:
+        value = self.raw(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, not {value!r}.")
+        return value
+
     def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = self.raw(key)
         if value is None:

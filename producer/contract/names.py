@@ -95,6 +95,7 @@ class Keys:
     | ``models`` | sorted set | models that live workers serve, by the time the entry is stale |
     | ``workers`` | sorted set | node names of workers, by the time the entry is stale |
     | ``worker(node)`` | string | the last status of one worker, as JSON |
+    | ``ceilings(model, kind)`` | hash | the largest batches that fit in one kind of instance |
     | ``replies(client)`` | channel | job ids of that client whose results were stored |
     """
 
@@ -159,6 +160,9 @@ class Keys:
 
     def worker(self, node: str) -> str:
         return f"{self.prefix}fleet:worker:{node}"
+
+    def ceilings(self, model: str, kind: str) -> str:
+        return f"{self.prefix}fleet:ceilings:{model}:{kind}"
 
     def replies(self, client: str) -> str:
         return f"{self.prefix}fleet:replies:{client}"

@@ -5,16 +5,26 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-_STEP = re.compile(r"([a-z]+[0-9]+)/([0-9]{1,4})")
+#: In a step: the precision that ran out of memory.
+SAME: Final = "same"
+
+_STEP = re.compile(rf"([a-z]+[0-9]+|{SAME})/([0-9]{{1,4}})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One entry of a ladder: ``fp16/2`` is half the failed batch in FP16."""
+    """One entry of a ladder: ``fp16/2`` is half the failed batch in FP16, ``same/2`` half of it in
+    the precision that failed.
+    """
 
     precision: str
     divisor: int
+
+    def after(self, failed: str) -> str:
+        """Return the precision of the step, taken when ``failed`` ran out of memory."""
+        return failed if self.precision == SAME else self.precision
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +35,18 @@ class Rung:
     rows: int
     #: Ladder steps that were taken to get here.
     step: int = 0
+    #: Whether the rows were answered before, in a lower precision and not with finite numbers.
+    again: bool = False
 
 
 def parse_step(text: str) -> Step:
     """Return the step that ``fp16/2`` writes; ``ValueError`` says what a step looks like."""
     found = _STEP.fullmatch(text)
     if found is None or int(found[2]) < 1:
-        raise ValueError(f"steps look like 'fp16/2' (half the batch in fp16), not {text!r}.")
+        raise ValueError(
+            "steps look like 'fp16/2' (half the batch in fp16) or 'same/2' (half of it in the "
+            f"precision that failed), not {text!r}."
+        )
     return Step(precision=found[1], divisor=int(found[2]))
 
 
@@ -50,7 +65,7 @@ def first_rung(
             return dataclasses.replace(rung, rows=fits)
         if step is not None:
             fewer = max(1, rung.rows // step.divisor)
-            rung = Rung(precision=step.precision, rows=fewer, step=taken + 1)
+            rung = Rung(precision=step.after(rung.precision), rows=fewer, step=taken + 1)
     return dataclasses.replace(rung, rows=1)
 
 
@@ -58,10 +73,17 @@ def after_out_of_memory(steps: Sequence[Step], failed: Rung) -> Rung | None:
     """Return the next rung after ``failed``; ``None`` when one row did not fit on the last."""
     for taken in range(failed.step, len(steps)):
         step = steps[taken]
-        rows = max(1, failed.rows // step.divisor)
+        precision, rows = step.after(failed.precision), max(1, failed.rows // step.divisor)
         # One row in the same precision cannot get smaller: that would be the same run again.
-        if (step.precision, rows) != (failed.precision, failed.rows):
-            return Rung(precision=step.precision, rows=rows, step=taken + 1)
+        if (precision, rows) != (failed.precision, failed.rows):
+            return Rung(precision=precision, rows=rows, step=taken + 1)
     if failed.rows == 1:
         return None
     return Rung(precision=failed.precision, rows=failed.rows // 2, step=len(steps))
+
+
+def within(rung: Rung, ceilings: Mapping[str, int]) -> Rung:
+    """Return ``rung`` with no more rows than are known to fit in its precision, at least one."""
+    return dataclasses.replace(
+        rung, rows=max(1, min(rung.rows, ceilings.get(rung.precision, rung.rows)))
+    )

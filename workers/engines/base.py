@@ -34,17 +34,29 @@ class EngineRefused(FleetError):
         return BadRequest(str(self)) if self.invalid else EngineFailed(str(self))
 
 
+class EngineLost(BaseException):
+    """No engine can be used in this process any more, so the process ends; its jobs run again.
+
+    Not an Exception: nothing that deals with the error of a job may take it for one.
+    """
+
+
 class Engine(abc.ABC):
     """A model loaded in a runtime, in one precision, ready to run.
 
-    ``run`` raises ``OutOfMemory`` when memory ran out, ``EngineRefused`` when a value of the
-    batch is to blame, ``EngineFailed`` for anything else. It is called from one thread.
+    ``run`` raises ``OutOfMemory`` when memory ran out (``workers.engines.out_of_memory`` knows the
+    texts), ``EngineRefused`` when a value of the batch is to blame, ``EngineFailed`` for anything
+    else. It is called from one thread.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     #: Name and version of the runtime, for people.
     runtime: str
+    #: False: after ``OutOfMemory`` it is closed at once, and opened anew before its next run.
+    usable_after_out_of_memory: bool = True
+    #: The kind of memory it lives in. What fits in one fits in others that are called the same.
+    memory: str = "cpu"
 
     @abc.abstractmethod
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:

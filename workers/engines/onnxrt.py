@@ -4,6 +4,10 @@ A memory limit is enforced by the runtime's own arena. Each model of a process g
 of its own, shared by its precisions: an arena is registered for the whole process, sessions
 keep the one that was registered when they were opened, and a later one replaces it for later
 sessions alone (onnxruntime 1.32).
+
+Without a limit each session has an arena that keeps what it ever took. Where the system refuses
+more, that would starve the other precisions: the session that failed is opened anew, and from then
+on every session of the process gives back after a run what it took for it.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -24,11 +28,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.stacking import Array
 from workers.engines.base import Engine, EngineRefused, one_line
+from workers.engines.out_of_memory import is_out_of_memory
 from workers.models import ModelSpec, TensorSpec
 
-_OUT_OF_MEMORY: Final = re.compile(
-    r"bfc_arena.*(Available memory of|Failed to allocate memory)|std::bad_alloc", re.DOTALL
-)
 _AVAILABLE: Final = re.compile(r"Available memory of ([0-9]+)")
 
 #: The tensors we can stack and send; text, maps and sequences are not among them.
@@ -58,6 +60,9 @@ _ONLY_FATAL: Final = 4
 class OnnxRuntimeEngine(Engine):
     """One ONNX file in one session."""
 
+    #: Whether the system, not a limit of ours, has refused this process memory.
+    _system_is_short: ClassVar[bool] = False
+
     def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
         if spec.options:
             raise ConfigError(f"{spec.name}: onnxruntime takes no [options].")
@@ -66,10 +71,16 @@ class OnnxRuntimeEngine(Engine):
         limited = spec.memory_limit_bytes is not None
         if limited:
             _arenas.use(spec)
-        self._session = _open_session(spec, precision, threads=threads)
+        try:
+            self._session = _open_session(spec, precision, threads=threads)
+        except OutOfMemory as error:
+            if not limited:
+                raise
+            raise _limit_too_low(spec, threads=threads) from error
         if limited:
             _arenas.opened(spec)
         self._spec = spec if limited else None
+        self.usable_after_out_of_memory = limited
         try:
             if limited:
                 _check_limit(spec, self._session, threads=threads)
@@ -79,37 +90,45 @@ class OnnxRuntimeEngine(Engine):
             self.close()
             raise
         self._names = [output.name for output in self.outputs]
-        self._run_options = ort.RunOptions()
-        self._run_options.log_severity_level = _ONLY_FATAL
-        if limited:
-            # Without it the pieces of earlier, smaller batches stay in the arena and a batch
-            # that would fit alone no longer does.
-            self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         session = self._session
         if session is None:
             raise EngineFailed(f"{self._where}: the engine is closed.")
+        # Outputs lie in the arena until they are freed. Copied out, they neither count against
+        # the limit nor hold the piece they lie in while a job waits for its answer.
+        spare = self._spec is not None or self._system_is_short
         try:
-            values = session.run(self._names, dict(feeds), self._run_options)
-        except MemoryError as error:
-            raise OutOfMemory(f"{self._where}: {one_line(error)}") from error
+            values = session.run(self._names, dict(feeds), _SPARING if spare else _PLAIN)
+            copied = [np.array(value) if spare else np.asarray(value) for value in values]
         except Exception as error:
-            if _OUT_OF_MEMORY.search(str(error)):
+            if is_out_of_memory(error):
+                if self._spec is None:
+                    OnnxRuntimeEngine._system_is_short = True
                 raise OutOfMemory(f"{self._where}: {one_line(error)}") from error
             raise EngineRefused(
                 f"{self._where}: {one_line(error)}", invalid=isinstance(error, InvalidArgument)
             ) from error
-        # Outputs lie in the arena until they are freed. Copied out, they neither count against
-        # the limit nor hold the piece they lie in while a job waits for its answer.
-        limited = self._spec is not None
-        arrays = (np.array(value) if limited else np.asarray(value) for value in values)
-        return dict(zip(self._names, arrays, strict=True))
+        return dict(zip(self._names, copied, strict=True))
 
     def close(self) -> None:
         if self._session is not None and self._spec is not None:
             _arenas.closed(self._spec)
         self._session = None
+
+
+def _run_options(*, sparing: bool) -> Any:
+    options = ort.RunOptions()
+    options.log_severity_level = _ONLY_FATAL
+    if sparing:
+        # Without it the pieces of earlier, smaller batches stay in the arena and a batch
+        # that would fit alone no longer does.
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+_PLAIN: Final = _run_options(sparing=False)
+_SPARING: Final = _run_options(sparing=True)
 
 
 class _Arenas:
@@ -160,14 +179,18 @@ def register_arena(limit_bytes: int, *, first_chunk_bytes: int) -> None:
     ort.create_and_register_allocator(info, config)
 
 
-def weights_bytes(spec: ModelSpec, *, threads: int = 1) -> int:
-    """Return what all engines of ``spec`` take in an arena before they have run anything."""
+def weights_bytes(spec: ModelSpec, *, threads: int = 1) -> dict[str, int]:
+    """Return what each engine of ``spec`` takes in an arena before it has run anything."""
     _arenas.forget()
     register_arena(_NO_LIMIT_BYTES, first_chunk_bytes=spec.memory_first_chunk_bytes)
-    sessions = [_open_session(spec, precision, threads=threads) for precision in spec.engines]
-    available = _available_bytes(sessions[0], _NO_LIMIT_BYTES)
-    assert available is not None
-    return _NO_LIMIT_BYTES - available
+    sessions = []
+    left, taken = _NO_LIMIT_BYTES, {}
+    for precision in spec.engines:
+        sessions.append(_open_session(spec, precision, threads=threads))
+        available = _available_bytes(sessions[0], _NO_LIMIT_BYTES)
+        assert available is not None
+        taken[precision], left = left - available, available
+    return taken
 
 
 def _arena_key(spec: ModelSpec) -> tuple[Any, ...]:
@@ -197,8 +220,10 @@ def _open_session(spec: ModelSpec, precision: str, *, threads: int) -> Any:
             disabled_optimizers=_WRONG_IN.get(precision),
         )
     except Exception as error:
-        if _OUT_OF_MEMORY.search(str(error)) and spec.memory_limit_bytes is not None:
-            raise _limit_too_low(spec, threads=threads) from error
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                f"{spec.name}: the weights of {precision} do not fit in memory: {one_line(error)}"
+            ) from error
         raise ConfigError(f"{path}: onnxruntime cannot load it: {one_line(error)}") from error
 
 
@@ -214,10 +239,12 @@ def _check_limit(spec: ModelSpec, session: Any, *, threads: int) -> None:
 
 
 def _limit_too_low(spec: ModelSpec, *, threads: int) -> ConfigError:
+    taken = weights_bytes(spec, threads=threads)
+    largest = max(taken, key=lambda precision: taken[precision])
     return ConfigError(
         f"{spec.name}: memory_limit_bytes is {spec.memory_limit_bytes}, but the weights of all its "
-        f"engines take {weights_bytes(spec, threads=threads)}; set it to that and what a batch "
-        "needs."
+        f"engines take {sum(taken.values())}, of which {largest} takes the most, "
+        f"{taken[largest]}; set it to that and what a batch needs, or leave an engine out."
     )
 
 

@@ -27,7 +27,7 @@ def test_the_files_of_this_repository_load() -> None:
     assert list(models) == ["digits", "digits-fixed1"]
     assert models["digits"].ladder == ("fp16/2",)
     assert models["digits"].memory_limit_bytes is None
-    assert models["digits-fixed1"].ladder == ("fp32/2",)
+    assert models["digits-fixed1"].ladder == ("same/2",)
 
 
 def test_a_file_may_say_nothing_but_its_engine(tmp_path: Path) -> None:
