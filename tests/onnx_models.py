@@ -10,7 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxconverter_common import float16
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 
 DIGITS = Path(__file__).resolve().parent.parent / "configs" / "models" / "digits"
 
@@ -138,6 +144,57 @@ def wide(path: Path, *, width: int = 4096) -> None:
         outputs=[("y", FLOAT, ["n", 1])],
         constants={"w": np.linspace(-1, 1, width, dtype=np.float32)[None]},
     )
+
+
+def wide_sequence(path: Path, *, width: int = 4096) -> None:
+    """What a row takes while it runs depends on its length: ``width`` floats for each step."""
+    _save(
+        path,
+        [
+            helper.make_node("MatMul", ["x", "w"], ["spread"]),
+            helper.make_node("Sigmoid", ["spread"], ["bent"]),
+            helper.make_node("ReduceMean", ["bent"], ["y"], axes=[1, 2], keepdims=0),
+        ],
+        inputs=[("x", FLOAT, ["n", "t", 1])],
+        outputs=[("y", FLOAT, ["n"])],
+        constants={"w": np.linspace(-1, 1, width, dtype=np.float32)[None]},
+    )
+
+
+def in_fp16(path: Path) -> Path:
+    """Write the FP16 twin of a model beside it and return its path."""
+    twin = path.with_name(f"{path.stem}_fp16.onnx")
+    half = float16.convert_float_to_float16(onnx.load(path), keep_io_types=True)
+    onnx.save(half, twin)
+    return twin
+
+
+def digits_int8_static(path: Path) -> None:
+    """The digits in INT8, quantised by what 64 held-out images show: rows do not touch."""
+    images = np.load(DIGITS / "heldout.npz")["images"][:64, None, None]
+    quantize_static(
+        DIGITS / "digits.onnx",
+        path,
+        _Calibration(images.astype(np.float32) / 16),
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        extra_options={
+            "ActivationSymmetric": True,
+            "WeightSymmetric": True,
+            "QuantizeBias": False,
+        },
+    )
+
+
+class _Calibration(CalibrationDataReader):
+    """Images of the digits, one at a time."""
+
+    def __init__(self, images: npt.NDArray[Any]) -> None:
+        self._images = iter(images)
+
+    def get_next(self) -> dict[str, npt.NDArray[Any]] | None:
+        image = next(self._images, None)
+        return None if image is None else {"image": image}
 
 
 def digits_int8(path: Path) -> None:

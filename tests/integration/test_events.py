@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -16,6 +13,7 @@ from producer.contract.app import make_app
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
 from tests.support.engines import Do, row
+from tests.support.listener import Event, Listener
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
@@ -26,8 +24,6 @@ MODEL = "scripted"
 NODE = "events@test"
 #: A value that no shape, id or time has; it must appear in no event.
 SECRET = 7.4321
-
-Event = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -60,34 +56,6 @@ def nobodys_list_is_emptied(server: TestServer) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def infer(app: Celery) -> Infer:
     return register(app)
-
-
-class Listener:
-    """Celery's receiver in a thread, as `celery events` and Flower run it."""
-
-    def __init__(self, app: Celery) -> None:
-        self.events: list[Event] = []
-        self._app, self._ready, self._end = app, threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    def stop(self) -> None:
-        self._end.set()
-        self._thread.join(10)
-
-    def of(self, *job_ids: str) -> list[Event]:
-        return [event for event in self.events if event.get("uuid") in job_ids]
-
-    def _listen(self) -> None:
-        with self._app.connection_for_read() as connection:
-            receiver = self._app.events.Receiver(connection, handlers={"*": self.events.append})
-            with receiver.consumer_context() as (own, _, _):
-                while not self._end.is_set():
-                    with contextlib.suppress(TimeoutError):
-                        own.drain_events(timeout=0.2)
-                    # The first turn subscribes: what was told before it is not heard.
-                    self._ready.set()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import redis
 
 from producer.contract.names import Keys
 from producer.contract.settings import redis_client
-from workers.batching.ceiling import Ceiling
+from tests.support.acl import documented_users, refusals
+from tests.support.servers import TestServer
 from workers.batching.shapes import TensorKey
 from workers.ceilings import MOST_SHAPES, Ceilings
 from workers.shared_ceilings import SharedCeilings
@@ -127,19 +128,33 @@ def test_a_server_that_is_away_keeps_nobody_from_learning() -> None:
     assert ceilings.of(SIZES) == {"fp32": 16}
 
 
-def test_a_hash_does_not_grow_without_end(
-    client: redis.Redis, exchange: Callable[[Ceilings], None]
-) -> None:
+def learn_more_than_is_kept(shared: SharedCeilings, key_kind: str) -> None:
+    """Be six instances, each of which knows as many shapes as it may."""
     for instance in range(6):
         ceilings = Ceilings(functools.partial(float, instance))
         for length in range(MOST_SHAPES):
             sizes = (TensorKey("x", "<f4", (instance * MOST_SHAPES + length,), b""),)
             ceilings.lower(sizes, "fp32", failed_rows=32)
-        exchange(ceilings)
+        shared.exchange("digits", key_kind, ceilings)
+
+
+def test_a_hash_does_not_grow_without_end(client: redis.Redis) -> None:
+    shared, fresh = SharedCeilings(client, KEYS), Ceilings()
+
+    learn_more_than_is_kept(shared, "abc")
 
     assert client.hlen(KEY) <= 4 * MOST_SHAPES
-    fresh = Ceilings()
-    exchange(fresh)
-    assert all(
-        c == Ceiling(rows=16, since_unix_s=c.since_unix_s) for c in fresh.everything().values()
-    )
+    shared.exchange("digits", "abc", fresh)
+    assert {ceiling.rows for ceiling in fresh.everything().values()} == {16}
+    assert len(fresh.everything()) == MOST_SHAPES
+
+
+def test_a_worker_needs_no_right_for_it_that_is_not_documented(
+    server: TestServer, client: redis.Redis
+) -> None:
+    with documented_users(server, client) as urls:
+        with redis_client(urls["fleet-worker"]) as worker:
+            learn_more_than_is_kept(SharedCeilings(worker, Keys()), "abc")
+
+        assert refusals(client) == []
+    assert client.hlen(Keys().ceilings("digits", "abc")) == 4 * MOST_SHAPES

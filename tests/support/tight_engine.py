@@ -44,7 +44,8 @@ class Tight(Engine):
     outputs = (TensorSpec(name="y", dtype="float32", shape=(None, 1), batch_axis=0),)
 
     def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
-        self._precision, self._options = precision, dict(spec.options)
+        self._precision = precision
+        self._options: dict[str, Any] = dict(spec.options)
         self._broken = False
         if len(seen(self._log, "load")) >= int(self._options.get("opens", 1000)):
             raise EngineFailed("told to")

@@ -80,3 +80,19 @@ def test_one_row_that_does_not_fit_is_refused_at_load() -> None:
     found = answered(onnx_models.DIGITS, 205_000, [], "image")
 
     assert "one row does not fit in memory" in found["refused"]
+
+
+def test_int8_halves_itself_first_where_its_ladder_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "digits8"
+    folder.mkdir()
+    onnx_models.digits_int8_static(folder / "int8.onnx")
+    (folder / "model.toml").write_text(
+        'precision = "int8"\nladder = ["same/2", "fp16/4"]\n[engines]\nint8 = "int8.onnx"\n'
+        f'fp16 = "{onnx_models.DIGITS / "digits_fp16.onnx"}"\n'
+    )
+
+    found = answered(folder, 400_000, [[32, 1, 1, 8, 8]] * 3, "image")
+
+    assert {tuple(answer[:2]) for answer in found["answers"][:32]} == {("fp16", 4)}
+    assert {tuple(answer) for answer in found["answers"][32:]} == {("int8", 8, 0, "")}
+    assert found["out_of_memory"] == 2
