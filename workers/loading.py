@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from producer.contract.errors import FleetError
+from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
 from workers.models import ModelSpec, load_models
 from workers.runner import ModelRunner
 from workers.settings import WorkerSettings
@@ -95,13 +95,28 @@ class Loading:
 
     def _open(self, name: str) -> ModelRunner:
         spec = load_models(self._settings.config_dir, [name])[name]
-        spec = _with_limits(spec, self._settings)
+        spec = _with_limits(spec, self._settings, self._names)
         runner = ModelRunner.load(spec, threads=self._settings.threads)
+        if spec.memory_shared_by:
+            self._leave_room(runner)
         self._ceilings.exchange(name, runner.memory_kind, runner.ceilings)
         if spec.find_ceiling:
             runner.find_ceilings()
             self._ceilings.exchange(name, runner.memory_kind, runner.ceilings)
         return runner
+
+    def _leave_room(self, fresh: ModelRunner) -> None:
+        """Refuse a model whose weights leave too little for a row of those that were loaded."""
+        for name, runner in self.runners.items():
+            try:
+                runner.run_one_row()
+            except OutOfMemory as error:
+                fresh.close()
+                raise EngineFailed(
+                    f"one row of {name} no longer fits beside it in memory_limit_bytes "
+                    f"({fresh.spec.memory_limit_bytes}), which all models of this worker share: "
+                    f"{error}"
+                ) from error
 
     def _failed(self, name: str, text: str) -> None:
         text = text.removeprefix(f"{name}: ")
@@ -128,11 +143,13 @@ def _ready(runner: ModelRunner) -> Mapping[str, Any]:
     return {"state": "ready", **runner.describe()}
 
 
-def _with_limits(spec: ModelSpec, settings: WorkerSettings) -> ModelSpec:
+def _with_limits(spec: ModelSpec, settings: WorkerSettings, names: Sequence[str]) -> ModelSpec:
     """Return ``spec`` with the worker's memory limits where the worker sets any."""
-    limits = {
-        name: value
-        for name in ("memory_limit_bytes", "memory_first_chunk_bytes")
-        if (value := getattr(settings, name)) is not None
-    }
-    return dataclasses.replace(spec, **limits)
+    if settings.memory_limit_bytes is not None:
+        shared_by = tuple(sorted(names))
+        limit_bytes = settings.memory_limit_bytes
+        spec = dataclasses.replace(spec, memory_limit_bytes=limit_bytes, memory_shared_by=shared_by)
+    if settings.memory_first_chunk_bytes is not None:
+        first_bytes = settings.memory_first_chunk_bytes
+        spec = dataclasses.replace(spec, memory_first_chunk_bytes=first_bytes)
+    return spec

@@ -76,6 +76,9 @@ class ModelSpec:
     probe_hints: Mapping[str, ProbeHint] = dataclasses.field(default_factory=dict)
     #: Weights and activations of all engines of this model in one process; ``None``: no limit.
     memory_limit_bytes: int | None = None
+    #: The models of a process that share the limit, where it is the worker's; else it is this
+    #: model's alone.
+    memory_shared_by: tuple[str, ...] = ()
     #: The first piece the limited arena takes; small models never fill the usual 1 MiB.
     memory_first_chunk_bytes: int = _MIB
     #: What is tried in turn when a batch ran out of memory, such as ``fp16/2``.

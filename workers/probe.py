@@ -7,8 +7,8 @@ one once, then both together; only if shapes and values agree may rows share a r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, split, stack
-from workers.engines.base import Engine, one_line
+from workers.engines.base import one_line
 from workers.models import ModelSpec, ProbeHint, TensorSpec
 from workers.tables import nearest
 
@@ -34,6 +34,10 @@ _SMALLEST_SCALE: Final = 1e-3
 
 _ONE: Final = (Piece(job=0, start=0, stop=1),)
 _TWO: Final = (Piece(job=0, start=0, stop=1), Piece(job=1, start=0, stop=1))
+
+
+#: Runs an engine once.
+Run: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,30 +73,45 @@ def declared(
 
 
 def probe(
-    engine: Engine,
+    run: Run,
     spec: ModelSpec,
     *,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     precision: str,
 ) -> Batching:
-    """Return how rows may share a run of ``engine``, found out by running it.
+    """Return how rows may share a run of an engine, found out by running it.
 
     ``EngineFailed`` when not even one row runs: such a model would fail every job.
     """
+    rows, first = _first_answer(run, spec, inputs, precision)
+    found = _batching(run, spec, rows, first, inputs=inputs, outputs=outputs, precision=precision)
+    return dataclasses.replace(found, row=rows[0])
+
+
+def _batching(
+    run: Run,
+    spec: ModelSpec,
+    rows: Sequence[Mapping[str, Array]],
+    first: Mapping[str, Array],
+    *,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    precision: str,
+) -> Batching:
+    """Return how rows may share a run, given two and the answer to the first."""
     axes_in = {tensor.name: tensor.batch_axis for tensor in inputs}
     axes_out = {tensor.name: tensor.batch_axis for tensor in outputs}
-    rows, first = _first_answer(engine, spec, inputs, precision)
     unsure = _why_one_job(inputs, axes_in) or _why_not_rows(
-        first, engine.run(rows[0]), axes_out, tolerance=_tolerance(spec, precision)
+        first, run(rows[0]), axes_out, tolerance=_tolerance(spec, precision)
     )
     if unsure:
         return Batching(max_rows=1, why=unsure, whole=True)
     if fixed := [tensor.name for tensor in inputs if _batch_size(tensor) == 1]:
         return Batching(max_rows=1, why=f"input {fixed[0]!r} takes exactly one row")
     try:
-        alone = (first, engine.run(rows[1]))
-        both = engine.run(stack(rows, _TWO, axes_in))
+        alone = (first, run(rows[1]))
+        both = run(stack(rows, _TWO, axes_in))
     except OutOfMemory:
         return Batching(max_rows=1, why="two rows do not fit in memory")
     except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
@@ -101,7 +120,7 @@ def probe(
         # Without a declaration this axis may be time or nodes, so a job is not cut.
         sure = all(name in spec.batch_axes_in for name in axes_in)
         return Batching(max_rows=1, why=why, whole=not sure)
-    return Batching(max_rows=spec.max_batch_size, row=rows[0])
+    return Batching(max_rows=spec.max_batch_size)
 
 
 def made_up_row(
@@ -190,13 +209,13 @@ def _difference(
 
 
 def _first_answer(
-    engine: Engine, spec: ModelSpec, inputs: Sequence[TensorSpec], precision: str
+    run: Run, spec: ModelSpec, inputs: Sequence[TensorSpec], precision: str
 ) -> tuple[list[dict[str, Array]], dict[str, Array]]:
     """Return two probe rows and the answer to the first, in the first size that runs."""
     refusal: Exception | None = None
     for rows in _rows_to_try(inputs, spec.probe_hints):
         try:
-            return rows, engine.run(rows[0])
+            return rows, run(rows[0])
         except (OutOfMemory, MemoryError) as error:
             raise EngineFailed(
                 f"{spec.name}: one row does not fit in memory in {precision}: {one_line(error)}"

@@ -7,6 +7,7 @@ is run in halves, then job by job; a batch that ran out of memory goes down the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from producer.contract.errors import ConfigError, EngineFailed, FleetError, NonFinite, OutOfMemory
+from producer.contract.errors import EngineFailed, FleetError, NonFinite, OutOfMemory
 from workers.batching.ceiling import Ceiling
 from workers.batching.finite import is_finite
 from workers.batching.ladder import Rung, after_out_of_memory, first_rung, within
@@ -90,10 +91,9 @@ class ModelRunner:
         started = time.perf_counter()
         engines = ResidentEngines(spec, threads=threads)
         try:
-            _check_alike(spec, engines)
             found = [
                 probe(
-                    engines[precision],
+                    functools.partial(engines.run, precision),
                     spec,
                     inputs=_inputs(spec, engines[precision]),
                     outputs=_outputs(spec, engines[precision]),
@@ -110,6 +110,12 @@ class ModelRunner:
     def reopened(self) -> int:
         """Return how many engines were opened anew because memory broke them."""
         return self._engines.reopened
+
+    def run_one_row(self) -> None:
+        """Run the probe's row in each precision; OutOfMemory says that it no longer fits."""
+        for precision in self._engines:
+            inputs = self._engines[precision].inputs
+            self._engines.run(precision, _as_dtypes(self._batching.row, inputs))
 
     def find_ceilings(self) -> None:
         """Find the largest batches by running them, where the model's file asks for it."""
@@ -357,20 +363,6 @@ def _inputs(spec: ModelSpec, engine: Engine) -> tuple[TensorSpec, ...]:
 
 def _outputs(spec: ModelSpec, engine: Engine) -> tuple[TensorSpec, ...]:
     return declared(engine.outputs, spec.batch_axes_out, side="output", model=spec.name)
-
-
-def _check_alike(spec: ModelSpec, engines: ResidentEngines) -> None:
-    """Refuse engines that cannot stand in for each other."""
-    main = engines[spec.precision]
-    for precision in engines:
-        for side in ("inputs", "outputs"):
-            wanted = sorted(tensor.name for tensor in getattr(main, side))
-            found = sorted(tensor.name for tensor in getattr(engines[precision], side))
-            if wanted != found:
-                raise ConfigError(
-                    f"{spec.name}: {side} of {precision} are {found}, those of {spec.precision} "
-                    f"are {wanted}; both must be the same model."
-                )
 
 
 def _is_one_whole_job(run: Sequence[Piece], jobs: Sequence[Prepared]) -> bool:

@@ -1,9 +1,9 @@
 """ONNX Runtime on the CPU: the only file that imports onnxruntime.
 
-A memory limit is enforced by the runtime's own arena. Each model of a process gets an arena
-of its own, shared by its precisions: an arena is registered for the whole process, sessions
-keep the one that was registered when they were opened, and a later one replaces it for later
-sessions alone (onnxruntime 1.32).
+A memory limit is enforced by the runtime's own arena. A model's limit is an arena of its own,
+shared by its precisions; a worker's is one arena for all models of the process. An arena is
+registered for the whole process: sessions keep the one that was registered when they were opened,
+and a later one replaces it for later sessions alone (onnxruntime 1.32).
 
 Without a limit each session has an arena that keeps what it ever took. Where the system refuses
 more, that would starve the other precisions: the session that failed is opened anew, and from then
@@ -53,6 +53,9 @@ _WRONG_IN: Final = {"fp8": ["ReluQuantRewrite"]}
 #: Larger than any limit: an arena in which weights are measured, not limited.
 _NO_LIMIT_BYTES: Final = 1 << 44
 
+#: More than a process can address.
+_TOO_MUCH_BYTES: Final = 1 << 62
+
 #: Errors reach the caller as exceptions; the runtime's own lines on stderr would repeat them.
 _ONLY_FATAL: Final = 4
 
@@ -77,13 +80,11 @@ class OnnxRuntimeEngine(Engine):
             if not limited:
                 raise
             raise _limit_too_low(spec, threads=threads) from error
-        if limited:
-            _arenas.opened(spec)
-        self._spec = spec if limited else None
+        self._precision, self._spec = precision, spec if limited else None
         self.usable_after_out_of_memory = limited
         try:
             if limited:
-                _check_limit(spec, self._session, threads=threads)
+                _check_limit(spec, precision, self._session, threads=threads)
             self.inputs = _tensors(spec, "input", self._session.get_inputs())
             self.outputs = _tensors(spec, "output", self._session.get_outputs())
         except BaseException:
@@ -113,7 +114,7 @@ class OnnxRuntimeEngine(Engine):
 
     def close(self) -> None:
         if self._session is not None and self._spec is not None:
-            _arenas.closed(self._spec)
+            _arenas.closed(self._spec, self._precision)
         self._session = None
 
 
@@ -132,28 +133,35 @@ _SPARING: Final = _run_options(sparing=True)
 
 
 class _Arenas:
-    """Which model's arena is registered in this process."""
+    """Which arena is registered in this process, and what the weights in each arena take."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
-        self._open: dict[tuple[Any, ...], int] = {}
+        self._weights: dict[tuple[Any, ...], dict[str, int]] = {}
 
     def use(self, spec: ModelSpec) -> None:
         """Make the next session use the arena of ``spec``: the one its other precisions use."""
         key = _arena_key(spec)
         # A model that is opened anew gets a new arena: the old one may hold leftovers.
-        if self._key == key and self._open.get(key):
+        if self._key == key and self._weights.get(key):
             return
         assert spec.memory_limit_bytes is not None
         register_arena(spec.memory_limit_bytes, first_chunk_bytes=spec.memory_first_chunk_bytes)
         self._key = key
 
-    def opened(self, spec: ModelSpec) -> None:
-        key = _arena_key(spec)
-        self._open[key] = self._open.get(key, 0) + 1
+    def opened(self, spec: ModelSpec, precision: str, *, left_bytes: int) -> None:
+        """Note that one more engine lies in the arena, and what that has left."""
+        assert spec.memory_limit_bytes is not None
+        weights = self._weights.setdefault(_arena_key(spec), {})
+        taken = spec.memory_limit_bytes - sum(weights.values()) - left_bytes
+        weights[_called(spec, precision)] = max(0, taken)
 
-    def closed(self, spec: ModelSpec) -> None:
-        self._open[_arena_key(spec)] -= 1
+    def closed(self, spec: ModelSpec, precision: str) -> None:
+        self._weights.get(_arena_key(spec), {}).pop(_called(spec, precision), None)
+
+    def weights(self, spec: ModelSpec) -> dict[str, int]:
+        """Return what each engine in the arena of ``spec`` takes, as a copy."""
+        return dict(self._weights.get(_arena_key(spec), {}))
 
     def forget(self) -> None:
         """Note that another arena was registered."""
@@ -187,14 +195,19 @@ def weights_bytes(spec: ModelSpec, *, threads: int = 1) -> dict[str, int]:
     left, taken = _NO_LIMIT_BYTES, {}
     for precision in spec.engines:
         sessions.append(_open_session(spec, precision, threads=threads))
-        available = _available_bytes(sessions[0], _NO_LIMIT_BYTES)
+        available = _available_bytes(sessions[0])
         assert available is not None
-        taken[precision], left = left - available, available
+        taken[_called(spec, precision)], left = left - available, available
     return taken
 
 
 def _arena_key(spec: ModelSpec) -> tuple[Any, ...]:
-    return (spec.folder, spec.memory_limit_bytes, spec.memory_first_chunk_bytes)
+    whose = spec.memory_shared_by or spec.folder
+    return (whose, spec.memory_limit_bytes, spec.memory_first_chunk_bytes)
+
+
+def _called(spec: ModelSpec, precision: str) -> str:
+    return f"{spec.name} in {precision}"
 
 
 def _open_session(spec: ModelSpec, precision: str, *, threads: int) -> Any:
@@ -227,38 +240,50 @@ def _open_session(spec: ModelSpec, precision: str, *, threads: int) -> Any:
         raise ConfigError(f"{path}: onnxruntime cannot load it: {one_line(error)}") from error
 
 
-def _check_limit(spec: ModelSpec, session: Any, *, threads: int) -> None:
+def _check_limit(spec: ModelSpec, precision: str, session: Any, *, threads: int) -> None:
     """Refuse a limit below the weights.
 
     Weights are reserved in the arena without a look at its limit; once they exceed it, what
     is left wraps around and the limit is silently off (onnxruntime 1.32).
     """
     assert spec.memory_limit_bytes is not None
-    if not _available_bytes(session, spec.memory_limit_bytes):
+    left_bytes = _available_bytes(session)
+    if not left_bytes:
         raise _limit_too_low(spec, threads=threads)
+    _arenas.opened(spec, precision, left_bytes=left_bytes)
 
 
 def _limit_too_low(spec: ModelSpec, *, threads: int) -> ConfigError:
-    taken = weights_bytes(spec, threads=threads)
-    largest = max(taken, key=lambda precision: taken[precision])
+    """Return the error that says what is needed, and by what most of it."""
+    if spec.memory_shared_by:
+        # Not measured: another arena would take the place of the one that the others share.
+        files = {_called(spec, name): path for name, path in spec.engines.items()}
+        taken = _arenas.weights(spec)
+        taken |= {name: path.stat().st_size for name, path in files.items() if path}
+        whose = f"all models of this worker ({', '.join(spec.memory_shared_by)})"
+    else:
+        taken, whose = weights_bytes(spec, threads=threads), "all its engines"
+    largest = max(taken, key=lambda name: taken[name])
     return ConfigError(
-        f"{spec.name}: memory_limit_bytes is {spec.memory_limit_bytes}, but the weights of all its "
-        f"engines take {sum(taken.values())}, of which {largest} takes the most, "
-        f"{taken[largest]}; set it to that and what a batch needs, or leave an engine out."
+        f"{spec.name}: memory_limit_bytes is {spec.memory_limit_bytes}, but the weights of {whose} "
+        f"take {sum(taken.values())}, most of it {largest} with {taken[largest]}; set it to that "
+        "and what a batch needs, or leave an engine or a model out."
     )
 
 
-def _available_bytes(session: Any, limit_bytes: int) -> int | None:
+def _available_bytes(session: Any) -> int | None:
     """Return what the session's arena has left, ``None`` when its limit is not in force.
 
-    The runtime says so only when it refuses; so it is asked for everything.
+    The runtime says so only when it refuses; so it is asked for more than any machine has. What it
+    grants would stay in the arena.
     """
     try:
-        session.create_ortvalue_from_shape_and_type([limit_bytes], np.uint8, "cpu")
+        session.create_ortvalue_from_shape_and_type([_TOO_MUCH_BYTES], np.uint8, "cpu")
     except RuntimeError as error:
         if found := _AVAILABLE.search(str(error)):
             return int(found[1])
-        raise
+        if not is_out_of_memory(error):
+            raise
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-from producer.contract.errors import FleetError, OutOfMemory
+from producer.contract.errors import ConfigError, FleetError, OutOfMemory
 from workers.batching.stacking import Array
 from workers.engines.base import Engine, EngineLost, one_line, open_engine
 from workers.models import ModelSpec
@@ -24,6 +24,7 @@ class ResidentEngines:
         try:
             for precision in spec.engines:
                 self._open[precision] = open_engine(spec, precision, threads=threads)
+            _check_alike(spec, self._open)
         except BaseException:
             self.close()
             raise
@@ -72,3 +73,17 @@ class ResidentEngines:
         self.reopened += 1
         logger.info("engine.reopened", extra=where)
         return engine
+
+
+def _check_alike(spec: ModelSpec, engines: Mapping[str, Engine]) -> None:
+    """Refuse engines that cannot stand in for each other."""
+    main = engines[spec.precision]
+    for precision, engine in engines.items():
+        for side in ("inputs", "outputs"):
+            wanted = sorted(tensor.name for tensor in getattr(main, side))
+            found = sorted(tensor.name for tensor in getattr(engine, side))
+            if wanted != found:
+                raise ConfigError(
+                    f"{spec.name}: {side} of {precision} are {found}, those of {spec.precision} "
+                    f"are {wanted}; both must be the same model."
+                )

@@ -73,7 +73,7 @@ def test_a_limit_below_the_weights_is_refused_with_the_number() -> None:
     found = answered(onnx_models.DIGITS, 150_000, [], "image")
 
     assert "the weights of all its engines take 203008" in found["refused"]
-    assert "fp32 takes the most, 101632" in found["refused"]
+    assert "most of it digits in fp32 with 101632" in found["refused"]
 
 
 def test_one_row_that_does_not_fit_is_refused_at_load() -> None:
