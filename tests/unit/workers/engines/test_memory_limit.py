@@ -26,9 +26,11 @@ spec = dataclasses.replace(
     load_model(Path(asked["folder"])),
     memory_limit_bytes=asked["limit_bytes"],
     memory_first_chunk_bytes=4096,
+    find_ceiling=asked["find_ceiling"],
 )
 try:
     runner = ModelRunner.load(spec, threads=1)
+    runner.find_ceilings()
 except FleetError as error:
     print(json.dumps({"refused": str(error)}))
     sys.exit()
@@ -37,12 +39,29 @@ for shape in asked["batches"]:
     x = np.random.default_rng(0).random(shape[1:], np.float32)
     for o in runner.run([runner.prepare({asked["input"]: x}) for _ in range(shape[0])]):
         answers.append([o.precision, o.batch_size, o.out_of_memory, str(o.error or "")])
-print(json.dumps({"answers": answers, "out_of_memory": runner.counters.out_of_memory}))
+print(json.dumps({
+    "answers": answers,
+    "out_of_memory": runner.counters.out_of_memory,
+    "ceilings": runner.ceilings.lowest(),
+}))
 """
 
 
-def answered(folder: Path, limit_bytes: int, batches: list[list[int]], name: str) -> Any:
-    asked = {"folder": str(folder), "limit_bytes": limit_bytes, "batches": batches, "input": name}
+def answered(
+    folder: Path,
+    limit_bytes: int,
+    batches: list[list[int]],
+    name: str,
+    *,
+    find_ceiling: bool = False,
+) -> Any:
+    asked = {
+        "folder": str(folder),
+        "limit_bytes": limit_bytes,
+        "batches": batches,
+        "input": name,
+        "find_ceiling": find_ceiling,
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(asked)],
         cwd=ROOT,
@@ -96,3 +115,12 @@ def test_int8_halves_itself_first_where_its_ladder_says_so(tmp_path: Path) -> No
     assert {tuple(answer[:2]) for answer in found["answers"][:32]} == {("fp16", 4)}
     assert {tuple(answer) for answer in found["answers"][32:]} == {("int8", 8, 0, "")}
     assert found["out_of_memory"] == 2
+
+
+def test_the_largest_batch_is_found_under_the_limit_before_the_first_job() -> None:
+    found = answered(onnx_models.DIGITS, 500_000, [[32, 1, 1, 8, 8]], "image", find_ceiling=True)
+
+    assert found["out_of_memory"] == 0
+    assert 16 < found["ceilings"]["fp32"] < 32
+    assert max(answer[1] for answer in found["answers"]) == found["ceilings"]["fp32"]
+    assert {answer[0] for answer in found["answers"]} == {"fp32"}
