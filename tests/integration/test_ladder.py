@@ -159,6 +159,43 @@ def test_a_job_that_is_finite_in_no_precision_that_fits_fails_and_is_no_success_
         assert {jobs[n].reply(timeout_s=20).precision for n in (0, 2)} == {"fp16"}
 
 
+def test_a_process_in_which_an_engine_cannot_be_opened_again_is_replaced(
+    server: TestServer, fleet: Client, log: Path
+) -> None:
+    with config_folder({MODEL: tight(log, opens=2)}) as config:
+        jobs = submit(fleet, [Row.OK] * 128)
+        with running_worker(server, config, wait=False) as worker:
+            answered = replies(fleet, jobs)
+            said = worker.log()
+
+    assert len(answered) == 128
+    assert "fp32 could not be opened again" in said
+    assert {reply.attempts for reply in answered.values()} == {1, 2}
+    again = {reply.batch_size for reply in answered.values() if reply.attempts == 2}
+    assert again == {1}
+    assert len(seen(log, "oom")) <= MOST_OUT_OF_MEMORY
+
+
+def test_the_largest_batch_is_found_before_the_first_job_where_the_file_asks_for_it(
+    server: TestServer, fleet: Client, log: Path
+) -> None:
+    with (
+        config_folder({MODEL: {"find_ceiling": True, **tight(log)}}) as config,
+        running_worker(server, config) as worker,
+    ):
+        searched = len(seen(log, "oom"))
+        answered = replies(fleet, submit(fleet, [Row.OK] * 64))
+        (instance,) = worker.instances()
+        with server.client() as client:
+            (key,) = client.keys("fleet:ceilings:tight:*")
+            assert client.hlen(key) == 2
+
+    assert instance["models"][MODEL]["ceilings"] == {"fp32": 8, "fp16": 24}
+    assert {(reply.precision, reply.out_of_memory) for reply in answered.values()} == {("fp32", 0)}
+    assert max(reply.batch_size for reply in answered.values()) == 8
+    assert len(seen(log, "oom")) == searched > 0
+
+
 def test_320_digits_under_a_limit_of_the_arena_with_a_kill_in_between(
     server: TestServer, fleet: Client
 ) -> None:

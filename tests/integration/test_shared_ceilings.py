@@ -12,6 +12,7 @@ from producer.contract.names import Keys
 from producer.contract.settings import redis_client
 from tests.support.acl import documented_users, refusals
 from tests.support.servers import TestServer
+from workers.batching.ceiling import GROW_AFTER_RUNS, GROW_AFTER_S
 from workers.batching.shapes import TensorKey
 from workers.ceilings import MOST_SHAPES, Ceilings
 from workers.shared_ceilings import SharedCeilings
@@ -69,6 +70,32 @@ def test_another_model_or_kind_of_instance_learns_by_itself(client: redis.Redis)
         shared.exchange(model, kind, other)
 
         assert other.of(SIZES) == {}
+
+
+def test_of_instances_that_could_try_more_one_does(
+    exchange: Callable[[Ceilings], None],
+) -> None:
+    now_unix_s = [1_000_000.0]
+    first, second = (Ceilings(lambda: now_unix_s[0]) for _ in range(2))
+    first.lower(SIZES, "fp32", failed_rows=16)
+    exchange(first)
+    exchange(second)
+    now_unix_s[0] += GROW_AFTER_S
+    for ceilings in (first, second):
+        for _ in range(GROW_AFTER_RUNS):
+            ceilings.fitted(SIZES, "fp32", 8)
+        assert ceilings.of(SIZES) == {"fp32": 8}
+        assert ceilings.has_news
+
+    exchange(first)
+    exchange(second)
+
+    assert first.of(SIZES) == {"fp32": 10}
+    assert second.of(SIZES) == {"fp32": 8}
+    first.fitted(SIZES, "fp32", 10)
+    exchange(first)
+    exchange(second)
+    assert second.of(SIZES) == {"fp32": 10}
 
 
 def test_nothing_known_leaves_no_key(

@@ -34,8 +34,8 @@ class Row(enum.IntEnum):
 
 
 class Tight(Engine):
-    """Options: ``log`` (file), ``fits`` (rows by precision), ``opens`` (how often in all),
-    ``no_row_in_fp32`` (rows of jobs never fit in fp32), ``batch_s``.
+    """Options: ``log`` (file), ``fits`` (rows by precision), ``opens`` (how often in
+    one process), ``no_row_in_fp32`` (rows of jobs never fit in fp32), ``batch_s``.
     """
 
     runtime = "tight"
@@ -47,7 +47,8 @@ class Tight(Engine):
         self._precision = precision
         self._options: dict[str, Any] = dict(spec.options)
         self._broken = False
-        if len(seen(self._log, "load")) >= int(self._options.get("opens", 1000)):
+        mine = [load for load in seen(self._log, "load") if load.pid == os.getpid()]
+        if len(mine) >= int(self._options.get("opens", 1000)):
             raise EngineFailed("told to")
         self._note("load")
 
