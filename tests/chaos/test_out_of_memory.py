@@ -84,6 +84,11 @@ def ready(worker: Worker, client: Client, *, but: int = 0) -> int:
     return pid
 
 
+def oom_score(pid: int) -> int:
+    """Return how much the kernel prefers to end a process over others of its size."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 def limit_address_space(pid: int) -> None:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + ROOM_BYTES
@@ -161,7 +166,8 @@ def test_a_process_that_the_container_s_limit_kills_leaves_its_jobs_and_its_pare
     with running_worker(broker, config, wait=False) as worker:
         # Before it starts an instance: what a process holds already is counted elsewhere.
         memory_group.add(worker.pid)
-        ready(worker, client)
+        first = ready(worker, client)
+        assert oom_score(first) > oom_score(worker.pid)
         # A batch of 32 takes 128 MiB; one row takes 4, and a new process as much as the dead one.
         memory_group.allow(80 << 20)
         answered = replies(client, submit(client, 64))

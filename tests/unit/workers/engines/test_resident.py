@@ -83,6 +83,20 @@ def test_rows_that_are_not_finite_in_fp16_are_answered_row_by_row_in_fp32(tmp_pa
     assert runner.counters.non_finite == 2
 
 
+def test_a_job_of_many_rows_is_computed_again_row_by_row_and_joined_in_order(
+    tmp_path: Path,
+) -> None:
+    runner = loaded(tmp_path, "fits = {fp32 = 2, fp16 = 24}")
+    x = np.full((12, 1), float(Row.OK), np.float32)
+    x[3, 0], x[7, 0] = float(Row.NAN_IN_FP16), float(Row.INFINITE_IN_FP16)
+
+    (outcome,) = runner.run([runner.prepare({"x": x})])
+
+    assert outcome.outputs is not None
+    np.testing.assert_array_equal(outcome.outputs["y"], x * 2)
+    assert outcome.non_finite >= 1
+
+
 def test_a_row_that_is_finite_in_no_precision_that_fits_fails_as_non_finite(tmp_path: Path) -> None:
     runner = loaded(tmp_path, "fits = {fp32 = 2, fp16 = 24}\nno_row_in_fp32 = true")
 
