@@ -33,10 +33,12 @@ pytestmark = [
 
 MODEL = "wide"
 JOBS, MOST_OUT_OF_MEMORY = 320, 3
-#: Floats of one row while it runs: 4 MiB.
-WIDTH = 1 << 20
-#: Above what a process takes that has answered one job: a batch of 32 in FP32 needs 128 MiB.
-ROOM_BYTES = 110 << 20
+#: Floats of one row while it runs: 8 MiB.
+WIDTH = 1 << 21
+#: Above what a process takes that has answered one job: a batch of 32 in FP32 needs 256 MiB.
+ROOM_BYTES = 220 << 20
+#: The same, when a process that is started anew has to fit as well.
+CONTAINER_BYTES = 160 << 20
 
 _RAN_OUT = re.compile(r"engine\.out_of_memory .*precision=(\S+) rows=(\d+)")
 _HELD_KIB = re.compile(r"RssAnon:\s+(\d+) kB")
@@ -168,9 +170,11 @@ def test_a_process_that_the_container_s_limit_kills_leaves_its_jobs_and_its_pare
         memory_group.add(worker.pid)
         first = ready(worker, client)
         assert oom_score(first) > oom_score(worker.pid)
-        # A batch of 32 takes 128 MiB; one row takes 4, and a new process as much as the dead one.
-        memory_group.allow(80 << 20)
-        answered = replies(client, submit(client, 64))
+        memory_group.allow(CONTAINER_BYTES)
+        try:
+            answered = replies(client, submit(client, 64))
+        except TimeoutError as error:
+            raise AssertionError(worker.log()[-5000:]) from error
         status = worker.stop()
         log = worker.log()
 
