@@ -24,6 +24,8 @@ MODEL_FILE: Final = "model.toml"
 ONNXRUNTIME: Final = "onnxruntime"
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8", "fp8")
 _HALF_PRECISIONS: Final = ("fp16", "bf16")
+#: What `fleet build` makes of an fp32 file.
+_BUILT: Final = ("fp16", "int8", "fp8")
 _MIB: Final = 1 << 20
 
 
@@ -199,7 +201,10 @@ def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
         except ValueError as error:
             raise table.error("ladder", f"{error}") from None
         if not has(wanted):
-            raise table.error("ladder", f"names {wanted}, {_missing(folder, wanted)}")
+            raise table.error(
+                "ladder",
+                f'names {wanted}, {_missing(folder, wanted)} Or write ladder = ["{SAME}/2"].',
+            )
     needed = {precision, *(parse_step(step).after(precision) for step in ladder)}
     files = {name: found[name] for name in (*listed, *found) if name in needed}
     return _Engines(files=files, precision=precision, ladder=ladder)
@@ -209,10 +214,7 @@ def _missing(folder: Path, precision: str) -> str:
     """Return the end of a line about a precision that there is no file of."""
     if precision not in PRECISIONS:
         return f"which is not a known precision.{nearest(precision, PRECISIONS)}"
-    return (
-        f"but [engines] has no such entry, and it was not built: fleet build {folder.name} "
-        f"--precision {precision}"
-    )
+    return f"but [engines] has no such entry.{_build(folder.name, precision)}"
 
 
 def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:
@@ -265,16 +267,24 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
     path = folder / files.text(name, "model.onnx")
     if not path.is_file():
         there = [file.name for file in folder.iterdir() if file.suffix not in (".toml", ".md")]
-        raise files.error(name, f"names {path}, which does not exist.{nearest(path.name, there)}")
+        hint = nearest(path.name, there) + _build(folder.name, name)
+        raise files.error(name, f"names {path}, which does not exist.{hint}")
     if runtime == ONNXRUNTIME and (problem := why_not_onnx(path)):
         raise files.error(name, f"names {path}, which {problem}.")
     if name in _HALF_PRECISIONS and path.suffix == ".onnx" and not is_half_precision(path):
         raise files.error(
             name,
             f"names {path}, which computes in float32: it would take as much memory as the model "
-            f"it stands in for. Build it anew with `fleet build {folder.name} --precision {name}`.",
+            f"it stands in for.{_build(folder.name, name)}",
         )
     return path
+
+
+def _build(model: str, precision: str) -> str:
+    """Return what to do about a missing file, where a command makes it."""
+    if precision not in _BUILT:
+        return ""
+    return f" Build it with `fleet build {model} --precision {precision}`."
 
 
 def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:

@@ -142,7 +142,7 @@ def test_a_worker_refuses_a_precision_that_nobody_built(server: TestServer, tmp_
     line = refusal(FLEET_WORKER, server=server, config=tmp_path)
 
     assert "precision is 'int8'" in line
-    assert line.endswith("it was not built: fleet build digits --precision int8")
+    assert line.endswith("no such entry. Build it with `fleet build digits --precision int8`.")
 
 
 def test_a_perceptron_reads_the_digits_in_every_precision(tmp_path: Path) -> None:

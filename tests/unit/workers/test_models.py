@@ -68,6 +68,8 @@ ENGINES = '\n[engines]\nfp32 = "model.onnx"\n'
         ('ladder = ["fp16"]' + ENGINES, "ladder steps look like 'fp16/2'"),
         ('ladder = ["fp16/2"]' + ENGINES, r"ladder names fp16, but \[engines\] has no such"),
         ('ladder = "fp16/2"' + ENGINES, "ladder must be a list of texts"),
+        ("find_ceiling = 1" + ENGINES, "find_ceiling must be true or false, not 1"),
+        (ENGINES + 'fp16 = "half.onnx"', "does not exist.*fleet build linear --precision fp16"),
         ("memory_limit_bytes = 4096" + ENGINES, "not above memory_first_chunk_bytes"),
         ("engines = 3", r"engines must be a table, written as \[engines\]"),
         ("", r"engines is missing; write \[engines\]"),
