@@ -180,18 +180,25 @@ def _read() -> fleet_status.Fleet:
 def _instance_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
     for worker in fleet.workers:
         if not worker.get("instances"):
-            yield (worker["node"], "", str(worker["pid"]), worker.get("state", ""), "", "", "")
+            state = worker.get("waiting") or worker.get("state", "")
+            yield (worker["node"], "", str(worker["pid"]), state, "", "", "")
         for instance in worker.get("instances", ()):
             text = instance.get("text", "")
             yield (
                 worker["node"],
-                str(instance["slot"]),
+                _short(instance),
                 str(instance["pid"]),
                 f"{instance['state']}: {text}" if text else instance["state"],
                 f"{instance.get('for_s', 0):.0f} s",
                 str(instance.get("loads", 0)),
                 ", ".join(sorted(instance.get("models", {}))),
             )
+
+
+def _short(instance: Mapping[str, Any]) -> str:
+    """Return an instance's place in its worker and the first letters of its name."""
+    uuid, _, slot = str(instance.get("instance", "")).rpartition("/")
+    return f"{instance['slot']} {uuid[:12]}/{slot}" if uuid else str(instance["slot"])
 
 
 def _counter_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:

@@ -19,7 +19,7 @@ from producer.contract.errors import ConfigError, FleetError
 from producer.contract.names import is_stream_queue, model_of
 from workers import control  # noqa: F401 - registers the remote control commands
 from workers.answers import register_infer
-from workers.instances import cpu
+from workers.instances.discovery import discover
 from workers.models import load_models
 from workers.preflight import check
 from workers.settings import WorkerSettings
@@ -143,9 +143,12 @@ def _look_before_start(
         settings = WorkerSettings.load()
         for warning in check(settings):
             _say(warning)
+        conf.fleet_inventory = discover(settings)
+        for warning in conf.fleet_inventory.warnings:
+            _say(warning)
         conf.fleet_models = models_to_serve(options.get("queues"), settings)
         conf.fleet_bounds = instance_bounds(
-            cpu.slots(threads=settings.threads, wanted=settings.instances),
+            len(conf.fleet_inventory.instances),
             concurrency=options.get("concurrency"),
             autoscale=options.get("autoscale"),
             least=settings.min_instances,

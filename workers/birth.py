@@ -5,7 +5,6 @@ Nothing heavy may be imported here before `die_with_parent` has run.
 """
 
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -53,9 +52,16 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     from workers.hello import Hello
+    from workers.instances import clock
+
+    hello = Hello.read(sys.stdin.readline())
+    if clock.now_s() > hello.lease.until_s:
+        # The parent stood still since it looked: its instance may be another's by now.
+        os._exit(1)
+
     from workers.instance import run
 
-    run(Hello(**json.loads(sys.stdin.readline())))
+    run(hello)
 
 
 if __name__ == "__main__":

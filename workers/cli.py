@@ -28,9 +28,14 @@ def other_pool(celery_options: Sequence[str]) -> str | None:
 @click.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
 )
+@click.option("--instances", metavar="all|N|NAME,...", help="What it may use; see below.")
 @click.argument("celery_options", nargs=-1, type=click.UNPROCESSED)
-def worker(celery_options: tuple[str, ...]) -> None:
+def worker(*, instances: str | None, celery_options: tuple[str, ...]) -> None:
     """Run one worker: celery -A workers.app worker.
+
+    Workers of one host share its instances: each GPU, MIG slice or CPU slot has the one process of
+    one worker. --instances, or FLEET_INSTANCES, says which this one may use: all, the first N, or
+    those of these names, such as GPU-..., MIG-... or cpu/0.
 
     \b
     Options of `celery worker` that mean something here:
@@ -47,6 +52,8 @@ def worker(celery_options: tuple[str, ...]) -> None:
         # Celery would try to import it before it asks us.
         click.echo(f"fleet: the {pool} pool cannot hold engines; leave -P out.", err=True)
         sys.exit(2)
+    if instances:
+        os.environ["FLEET_INSTANCES"] = instances
     # The same process from here on, so that a supervisor's signals reach Celery itself. Those that
     # came already are held back since `producer.entry`.
     command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", *celery_options]

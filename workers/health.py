@@ -43,6 +43,9 @@ def verdict(node: str, stats: Mapping[str, Any] | None) -> str:
             f"{node} does not answer within {_ANSWER_WITHIN_S:g} s. `fleet status` lists the "
             "workers that run; name one with -n."
         )
+    if waiting := stats["pool"].get("waiting"):
+        # It works as it should: others of its host have the instances.
+        return f"{node}: {waiting}."
     instances = [each for each in stats["pool"]["instances"] if each["state"] != "stopped"]
     ready = sum(instance["state"] == "ready" for instance in instances)
     if not ready:

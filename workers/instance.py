@@ -10,6 +10,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
+from typing import Final
 
 import redis
 
@@ -21,7 +23,8 @@ from workers.claimloop import ClaimLoop
 from workers.delivery.ledger import Ledger, renew
 from workers.delivery.scripts import send
 from workers.endings import Endings
-from workers.hello import Hello
+from workers.hello import Hello, Lease
+from workers.instances.leases import Leases
 from workers.loading import Loading
 from workers.orders import Orders
 from workers.settings import WorkerSettings
@@ -31,6 +34,9 @@ from workers.telemetry import logs
 from workers.telemetry.events import TaskEvents
 
 logger = logging.getLogger(__name__)
+
+#: After a renewal that failed the next one comes so soon.
+_AGAIN_S: Final = 1.0
 
 
 def run(hello: Hello) -> None:
@@ -58,7 +64,10 @@ def run(hello: Hello) -> None:
         apart=not settings.one_server,
     )
     client = redis_client(settings.broker_url)
-    _start_renewer(settings, ledger, hello.models, every_s=worker_settings.claim_ttl_s / 3)
+    renewing = Renewing(ledger=ledger, models=hello.models, lease=hello.lease)
+    renewing.try_once(client)
+    every_s = min(worker_settings.claim_ttl_s, hello.lease.ttl_s) / 3
+    _start_renewer(settings, renewing, every_s=every_s)
     events = TaskEvents(app, node=hello.node, enabled=worker_settings.events)
     endings = Endings(
         client=client,
@@ -88,23 +97,43 @@ def run(hello: Hello) -> None:
     reporter.send()
 
 
-def _start_renewer(
-    settings: Settings, ledger: Ledger, models: list[str], *, every_s: float
-) -> None:
+def _start_renewer(settings: Settings, renewing: Renewing, *, every_s: float) -> None:
     """Renew from a thread with a connection of its own, whatever the loop does."""
     client = redis_client(settings.broker_url)
-    renewer = threading.Thread(
-        target=_renew, args=(client, ledger, models, every_s), daemon=True, name="renewer"
-    )
-    renewer.start()
+
+    def renew_for_ever() -> None:
+        while True:
+            time.sleep(every_s)
+            while not renewing.try_once(client):
+                time.sleep(min(every_s, _AGAIN_S))
+
+    threading.Thread(target=renew_for_ever, daemon=True, name="renewer").start()
 
 
-def _renew(client: redis.Redis, ledger: Ledger, models: list[str], every_s: float) -> None:
-    """Renew this process's claims; the parent does the same, and either is enough."""
-    queues = [queue_of(model) for model in models]
-    while True:
-        time.sleep(every_s)
+class Renewing:
+    """Renews this process's claims and the lease of its instance; the parent does the same, and
+    either is enough.
+    """
+
+    def __init__(self, *, ledger: Ledger, models: Sequence[str], lease: Lease) -> None:
+        self._instance = lease.instance
+        leases = Leases(keys=ledger.keys, host=lease.host, token=lease.token, ttl_s=lease.ttl_s)
+        self._calls = (
+            leases.keep(lease.instance),
+            renew(ledger.keys, [queue_of(model) for model in models], [ledger.consumer]),
+        )
+
+    def try_once(self, client: redis.Redis) -> bool:
+        """Return whether Redis has heard of it; end the process when its instance is another's.
+
+        Cut off from Redis for longer than the lease lasts, and another worker was not.
+        """
         try:
-            send(client, renew(ledger.keys, queues, [ledger.consumer]))
+            ours, _ = send(client, *self._calls)
         except redis.RedisError as error:
             logger.warning("renew.failed", extra={"error": logs.said(error)})
+            return False
+        if not ours:
+            logger.error("instance.lease_lost", extra={"instance": self._instance})
+            os._exit(1)
+        return True

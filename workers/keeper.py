@@ -1,5 +1,5 @@
 """The parent's side of delivery: renew, release, take over, move what is due and what stock apps
-put into lists, publish the status.
+put into lists, lease instances, publish the status.
 
 One thread with a Redis connection of its own, because Celery's loop stands still while it
 reconnects and does not run while the worker shuts down.
@@ -7,7 +7,6 @@ reconnects and does not run while the worker shuts down.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import queue
@@ -24,6 +23,8 @@ from workers.delivery import ledger as delivery
 from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
 from workers.delivery.scripts import send
+from workers.hold_off import HoldOff
+from workers.instances.leasing import Leasing
 from workers.processes import Cause, Death
 from workers.telemetry.logs import said
 
@@ -45,39 +46,6 @@ _CONSUMER_SILENT_S: Final = 60.0
 _NOTES: Final = {Cause.OURS: Note.FORGIVE, Cause.TIMEOUT: Note.TIMEOUT}
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class HoldOff:
-    """When claims of others may be taken over: never soon after this worker may have missed
-    something.
-
-    The server's clock goes on while it is stopped or out of reach. Afterwards every claim looks
-    dead, also those of workers that are about to renew them. All times are of the monotonic clock.
-    """
-
-    claim_ttl_s: float
-    until_s: float
-    renewed_at_s: float
-
-    @classmethod
-    def begin(cls, *, claim_ttl_s: float, now_s: float) -> HoldOff:
-        return cls(claim_ttl_s=claim_ttl_s, until_s=now_s + claim_ttl_s, renewed_at_s=now_s)
-
-    def failed(self, *, now_s: float) -> None:
-        """Redis did not answer as it should."""
-        self.until_s = now_s + self.claim_ttl_s
-
-    def renewed(self, *, now_s: float) -> None:
-        """A renewal was answered; one that comes a third of the claim's life too late counts as
-        missed.
-        """
-        if now_s - self.renewed_at_s > self.claim_ttl_s * 2 / 3:
-            self.failed(now_s=now_s)
-        self.renewed_at_s = now_s
-
-    def allows(self, *, now_s: float) -> bool:
-        return now_s >= self.until_s
-
-
 class Keeper(threading.Thread):
     """Keeps what the instances hold, for as long as they live, and frees it when they die."""
 
@@ -91,23 +59,26 @@ class Keeper(threading.Thread):
         claim_ttl_s: float,
         consumers: Callable[[], list[str]],
         status: Callable[[], Mapping[str, Any]],
+        leasing: Leasing,
     ) -> None:
         super().__init__(name="keeper", daemon=True)
         self._client, self._keys, self._node = client, keys, node
         self._models = tuple(models)
         self._queues = [queue_of(model) for model in models]
         self._claim_ttl_s, self._consumers, self._status = claim_ttl_s, consumers, status
+        self._leasing = leasing
         self._bridge = Bridge(client=client, keys=keys, queues=self._queues)
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._unreleased: list[Death] = []
         self._stopping = threading.Event()
         now_s = time.monotonic()
-        self._hold_off = HoldOff.begin(claim_ttl_s=claim_ttl_s, now_s=now_s)
-        at_once = (self._renew, self._publish, self._move_due, self._move_lists)
+        self._hold_off = HoldOff.begin(ttl_s=claim_ttl_s, now_s=now_s)
+        at_once = (self._renew, self._lease, self._publish, self._move_due, self._move_lists)
         self._due_at_s = dict.fromkeys(at_once, now_s)
         self._due_at_s[self._take_over] = now_s + claim_ttl_s
         self._every_s = {
             self._renew: claim_ttl_s / 3,
+            self._lease: _TICK_S,
             self._publish: _STATUS_EVERY_S,
             self._move_due: _MOVE_DUE_EVERY_S,
             self._move_lists: _MOVE_LISTS_EVERY_S,
@@ -115,11 +86,12 @@ class Keeper(threading.Thread):
         }
 
     def prepare(self) -> None:
-        """Create the groups and name the models, before the first instance starts.
+        """Create the groups, lease instances and name the models, before the first one starts.
 
-        Raises what Redis says of the groups.
+        Raises what Redis says of the groups and of the leases.
         """
         self._ensure_groups()
+        self._leasing.turn()
         self._guard(self._publish)
 
     def died(self, death: Death) -> None:
@@ -138,10 +110,13 @@ class Keeper(threading.Thread):
             until_due_s = min(self._due_at_s.values()) - time.monotonic()
             self._stopping.wait(max(0.0, min(_TICK_S, until_due_s)))
         self._guard(self._release_dead)
+        self._guard(self._leasing.leave)
         self._guard(self._sign_off)
 
     def _turn(self, now_s: float) -> None:
         self._guard(self._release_dead)
+        if self._leasing.is_due:
+            self._due_at_s[self._lease] = now_s
         for work, at_s in self._due_at_s.items():
             if at_s <= now_s:
                 # Jitter keeps the scans of many workers apart.
@@ -169,6 +144,10 @@ class Keeper(threading.Thread):
     def _renew(self) -> None:
         send(self._client, delivery.renew(self._keys, self._queues, self._consumers()))
         self._hold_off.renewed(now_s=time.monotonic())
+
+    def _lease(self) -> None:
+        self._leasing.turn()
+        self._due_at_s[self._lease] = time.monotonic() + self._leasing.again_in_s
 
     def _release_dead(self) -> None:
         while not self._deaths.empty():

@@ -147,7 +147,7 @@ def wait_until_ready(
             words: Words = json.loads(text) if text else {}
             instances = words.get("instances", [])
             states = [instance["state"] for instance in instances]
-            tell(", ".join(states) or "starting")
+            tell(", ".join(states) or words.get("waiting") or "starting")
             if states and not _NOT_YET.intersection(states):
                 return _usable(words)
             time.sleep(_LOOK_EVERY_S)

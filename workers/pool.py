@@ -26,6 +26,12 @@ from producer.contract.names import INFER_TASK, Keys
 from producer.contract.reach import why_not
 from producer.contract.settings import Settings, redis_client
 from workers.autoscale import Policy
+from workers.instances import leasing
+from workers.instances.devices import Devices
+from workers.instances.discovery import Inventory
+from workers.instances.host import host_id
+from workers.instances.leases import Leases
+from workers.instances.leasing import Leasing, token_of
 from workers.keeper import Keeper
 from workers.processes import Death, Processes, pids
 from workers.rates import Rates
@@ -56,18 +62,35 @@ class InstancePool(BasePool):
         self._drain_began = threading.Event()
         self._rates = Rates()
         least, self.limit = self.app.conf.fleet_bounds
+        where = Settings.from_env()
+        self._url = where.broker_url
+        self.keys = Keys(prefix=where.prefix)
+        inventory: Inventory = self.app.conf.fleet_inventory
+        leases = Leases(
+            keys=self.keys,
+            host=host_id(),
+            token=token_of(self.node, os.getpid()),
+            ttl_s=self.settings.lease_ttl_s,
+        )
         self.processes = Processes(
             node=self.node,
             models=self.models,
-            count=self.limit,
+            instances=inventory.instances,
+            lease_of=leases.to_process,
             threads=self.settings.threads,
             silent_limit_s=self.settings.claim_ttl_s,
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
             on_death=self._died,
         )
-        where = Settings.from_env()
-        self._url = where.broker_url
-        self.keys = Keys(prefix=where.prefix)
+        self.devices = Devices(inventory)
+        self.leasing = Leasing(
+            client=redis_client(where.broker_url),
+            leases=leases,
+            instances=inventory.instances,
+            slots=self.processes,
+            losses=self.devices,
+            since_unix_s=self._began_unix_s,
+        )
         self.keeper = Keeper(
             client=redis_client(where.broker_url),
             keys=self.keys,
@@ -76,6 +99,7 @@ class InstancePool(BasePool):
             claim_ttl_s=self.settings.claim_ttl_s,
             consumers=lambda: [running.consumer for running in self.processes.alive()],
             status=self.status,
+            leasing=self.leasing,
         )
         self.scaler = Scaler(
             client=redis_client(where.broker_url),
@@ -88,6 +112,7 @@ class InstancePool(BasePool):
                 down_after_s=self.settings.down_after_s,
             ),
             processes=self.processes,
+            share=lambda: self.leasing.share,
         )
         self.processes.want(least)
 
@@ -104,6 +129,7 @@ class InstancePool(BasePool):
             # in a traceback.
             sys.stderr.write(f"fleet: {why_not(error, self._url)}\n")
             raise SystemExit(2) from None
+        self.devices.start()
         self.keeper.start()
         self.processes.start()
         self.scaler.start()
@@ -144,6 +170,7 @@ class InstancePool(BasePool):
             "processes": pids(self.processes.alive()),
             "models": list(self.models),
             "instances": self.processes.report(),
+            **leasing.status(self.leasing),
         }
 
     def status(self) -> dict[str, Any]:
@@ -159,7 +186,8 @@ class InstancePool(BasePool):
             "started_unix_s": self._began_unix_s,
             "state": "draining" if self._drain_deadline_s is not None else "running",
             "models": list(self.models),
-            "wanted": self.processes.wanted,
+            "wanted": min(self.processes.wanted, self.leasing.share),
+            **leasing.status(self.leasing),
             "answered_per_s": self._rates.look(instances, now_s=time.monotonic()),
             "instances": instances,
         }
@@ -200,6 +228,7 @@ class InstancePool(BasePool):
             self._drain_deadline_s = time.monotonic() + drain_time_s(self.settings.grace_s)
             self._drain_began.set()
             self.scaler.stop()
+            self.leasing.drain()
             logger.info("pool.drain", extra={"grace_s": self.settings.grace_s})
             self.processes.drain()
 

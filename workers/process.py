@@ -15,16 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workers.hello import Hello
+from workers.hello import Hello, Lease
 from workers.orders import DRAIN
 
 logger = logging.getLogger(__name__)
 
 #: The clone or image that this package lies in; the child must find `workers` there.
 _ROOT: Final = Path(__file__).resolve().parent.parent
-
-#: Variables by which the libraries below a runtime choose their number of threads.
-_THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -110,10 +107,17 @@ class InstanceProcess:
 
 
 def start(
-    *, node: str, slot: int, number: int, models: Sequence[str], threads: int, log_level: str
+    *,
+    node: str,
+    slot: int,
+    number: int,
+    models: Sequence[str],
+    lease: Lease,
+    environ: Mapping[str, str],
+    log_level: str,
 ) -> InstanceProcess:
     """Start one instance as a fresh interpreter: nothing of this process is inherited but three
-    pipes.
+    pipes. ``environ`` is its own: it stands before anything is imported.
 
     The thread that calls this must last as long as this process: the kernel ends the child when the
     thread that started it ends. Raises OSError where the machine has no room for a process.
@@ -121,14 +125,12 @@ def start(
     read_fd, write_fd = os.pipe()
     consumer = f"{node}/{slot}/{os.getpid()}.{number}.{time.time_ns() // 1_000_000}"
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    environ = {**os.environ, "PYTHONPATH": path}
-    environ |= {variable: str(threads) for variable in _THREAD_VARIABLES}
     try:
         popen = subprocess.Popen(
             [sys.executable, "-m", "workers.birth", str(os.getpid())],
             stdin=subprocess.PIPE,
             pass_fds=(write_fd,),
-            env=environ,
+            env={**os.environ, "PYTHONPATH": path, **environ},
         )
     except OSError:
         os.close(read_fd)
@@ -140,6 +142,7 @@ def start(
         slot=slot,
         consumer=consumer,
         models=list(models),
+        lease=lease,
         report_fd=write_fd,
         log_level=log_level,
     )
@@ -148,7 +151,7 @@ def start(
     )
     try:
         assert popen.stdin is not None
-        popen.stdin.write(json.dumps(dataclasses.asdict(hello)).encode() + b"\n")
+        popen.stdin.write(hello.line())
         popen.stdin.flush()
         os.set_blocking(popen.stdin.fileno(), False)
     except OSError:

@@ -1,7 +1,9 @@
 """The instance processes of one worker: one for each slot, watched, and replaced when one ends.
 
-Knows no Celery and no Redis. The watcher thread hears the instances, kills what is hung, hands
-every death to `on_death` and fills empty slots, also while Celery waits for a broker that is away.
+A slot is the place of one instance that this worker may use; a process is started in it only while
+its instance is leased to this worker. Knows no Celery and no Redis. The watcher thread hears the
+instances, kills what is hung, hands every death to `on_death` and fills empty slots, also while
+Celery waits for a broker that is away.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from typing import Any, Final
 from producer.contract.counters import add_counters
 from producer.contract.settings import SOCKET_TIMEOUT_S
 from workers import process
+from workers.hello import Lease
+from workers.instances import clock
+from workers.instances.instance import Instance
 from workers.loading import retry_gap_s
 from workers.orders import terminate_line
 from workers.process import InstanceProcess
@@ -37,9 +42,14 @@ _OWN_PAUSE_S: Final = 2.0
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Slot:
-    """Room for one instance, with what is known of those that were there before."""
+    """Room for the process of one instance, with what is known of those that were there before."""
 
     number: int
+    instance: Instance
+    #: A process may be started until then, by `workers.instances.clock`; 0: not at all.
+    leased_until_s: float = 0.0
+    #: Why its device cannot be used, where it is gone.
+    lost: str = ""
     process: InstanceProcess | None = None
     #: Deaths in a row before the instance was ready.
     failures: int = 0
@@ -82,7 +92,8 @@ class Processes:
         *,
         node: str,
         models: Sequence[str],
-        count: int,
+        instances: Sequence[Instance],
+        lease_of: Callable[[Instance, float], Lease],
         threads: int,
         silent_limit_s: float,
         log_level: str,
@@ -91,8 +102,11 @@ class Processes:
         self._node, self._models, self._threads = node, tuple(models), threads
         self._silent_limit_s = silent_limit_s
         self._log_level, self._on_death = log_level, on_death
-        self._slots = [Slot(number=number) for number in range(count)]
-        self._wanted = count
+        self._lease_of = lease_of
+        self._slots = [
+            Slot(number=number, instance=instance) for number, instance in enumerate(instances)
+        ]
+        self._wanted = len(instances)
         # Reentrant: a signal handler of the main thread may come in while the main thread holds
         # it.
         self._lock = threading.RLock()
@@ -106,11 +120,13 @@ class Processes:
         self._watcher.start()
 
     def _start_missing(self) -> None:
-        """Start an instance in every empty slot whose time has come."""
+        """Start a process in every empty slot that is leased and whose time has come."""
         now_s = time.monotonic()
         with self._lock:
-            for slot in self._slots[: self._wanted]:
-                if slot.process is None and slot.retry_at_s <= now_s and not self._draining:
+            for slot in self._slots:
+                if slot.process is not None or slot.retry_at_s > now_s or self._draining:
+                    continue
+                if slot.leased_until_s > clock.now_s():
                     try:
                         self._start(slot)
                     except OSError as error:
@@ -135,7 +151,8 @@ class Processes:
             slot=slot.number,
             number=slot.starts,
             models=self._models,
-            threads=self._threads,
+            lease=self._lease_of(slot.instance, slot.leased_until_s),
+            environ=slot.instance.environ(threads=self._threads),
             log_level=self._log_level,
         )
         self._selector.register(slot.process.report_fd, selectors.EVENT_READ, slot)
@@ -147,16 +164,40 @@ class Processes:
             slot.process.drain()
 
     def want(self, count: int) -> int:
-        """Run ``count`` instances from now on, as far as there are slots; returns how many.
+        """Run ``count`` instances, as far as there are slots and leases; returns how many to want.
 
-        More are started by the watcher; those above ``count`` finish what they run and end.
+        Which ones is for the leases to say (`workers.instances.leasing`).
         """
         with self._lock:
             self._wanted = max(0, min(count, len(self._slots)))
-            for slot in self._slots[self._wanted :]:
-                if slot.process is not None and not slot.process.told_to_drain:
-                    slot.process.drain()
             return self._wanted
+
+    def lease(self, number: int, *, until_s: float) -> None:
+        """Let a process be started in the slot until then, by `workers.instances.clock`."""
+        with self._lock:
+            slot = self._slots[number]
+            slot.leased_until_s, slot.lost = until_s, ""
+
+    def give_back(self, number: int) -> None:
+        """Let the process of the slot finish what it runs and end; none is started."""
+        with self._lock:
+            slot = self._slots[number]
+            slot.leased_until_s = 0.0
+            if slot.process is not None and not slot.process.told_to_drain:
+                slot.process.drain()
+
+    def lose(self, number: int, why: str) -> None:
+        """End the process of the slot at once, for it may not use its instance any more."""
+        with self._lock:
+            slot = self._slots[number]
+            slot.leased_until_s, slot.lost = 0.0, why
+            if slot.process is not None:
+                slot.process.kill(by_us=True, because=why)
+
+    def is_empty(self, number: int) -> bool:
+        """Whether no process is in the slot."""
+        with self._lock:
+            return self._slots[number].process is None
 
     def terminate(self, marks: Sequence[str]) -> None:
         """Have the instances end what they run of the jobs that ``marks`` cancel."""
@@ -200,8 +241,11 @@ class Processes:
     def report(self) -> list[dict[str, Any]]:
         """Return what is known of every slot in use, or used before, fit for JSON."""
         with self._lock:
-            used = [slot for slot in self._slots if slot.starts or slot.number < self._wanted]
-            return [_report(slot, wanted=slot.number < self._wanted) for slot in used]
+            return [
+                _report(slot)
+                for slot in self._slots
+                if slot.starts or slot.leased_until_s or slot.lost
+            ]
 
     # -- the watcher
 
@@ -335,11 +379,13 @@ def _how_it_ended(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-def _state(slot: Slot, *, wanted: bool) -> str:
-    """Return the state of a slot in the words of an instance, and ``stopped`` for an unused one."""
+def _state(slot: Slot) -> str:
+    """Return the state of a slot in the words of an instance, ``stopped`` for one that is not
+    leased, and ``lost`` for one that cannot be used.
+    """
     running = slot.process
-    if running is None and not wanted:
-        return "stopped"
+    if running is None and not slot.leased_until_s:
+        return "lost" if slot.lost else "stopped"
     state = running.state if running else "starting"
     # Tried again after a death: until it is ready, the reason of that death is what people need.
     if slot.failures and state == "starting":
@@ -347,7 +393,7 @@ def _state(slot: Slot, *, wanted: bool) -> str:
     return state
 
 
-def _report(slot: Slot, *, wanted: bool) -> dict[str, Any]:
+def _report(slot: Slot) -> dict[str, Any]:
     running = slot.process
     said = dict(running.said) if running else {}
     counters = dict(slot.counters)
@@ -355,9 +401,10 @@ def _report(slot: Slot, *, wanted: bool) -> dict[str, Any]:
         counters[model] = add_counters(counters.get(model, {}), its)
     return {
         "slot": slot.number,
+        **slot.instance.about(),
         "pid": running.pid if running else None,
-        "state": _state(slot, wanted=wanted),
-        "text": said.get("text") or slot.text,
+        "state": _state(slot),
+        "text": said.get("text") or slot.text or slot.lost,
         "for_s": said.get("for_s", 0.0),
         "starts": slot.starts,
         "loads": slot.loads + int(said.get("loads", 0)),

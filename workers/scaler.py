@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -40,10 +40,11 @@ class Scaler(threading.Thread):
         models: Sequence[str],
         policy: Policy,
         processes: Processes,
+        share: Callable[[], int],
     ) -> None:
         super().__init__(name="scaler", daemon=True)
         self._client, self._keys, self._models = client, keys, tuple(models)
-        self._processes = processes
+        self._processes, self._share = processes, share
         self._stopping = threading.Event()
         self._looked = _Work(at_s=time.monotonic(), rows=0, jobs=0, busy_s=0.0)
         self.policy = policy
@@ -65,12 +66,14 @@ class Scaler(threading.Thread):
                 logger.exception("scaler.failed")
 
     def _turn(self) -> None:
-        if self.policy.min == self.policy.max:
+        most = min(self.policy.max, self._share())
+        if self.policy.min == self.policy.max or most == 0:
             return
+        policy = dataclasses.replace(self.policy, min=min(self.policy.min, most), max=most)
         # Remote control may have changed the number meanwhile.
         here = self._processes.wanted
         scale = dataclasses.replace(self.scale, instances=here)
-        self.scale = autoscale.decide(self.policy, scale, self._look(), now_s=time.monotonic())
+        self.scale = autoscale.decide(policy, scale, self._look(), now_s=time.monotonic())
         if self.scale.instances != here:
             logger.info("scaler.changed", extra={"before": here, "wanted": self.scale.instances})
             self._processes.want(self.scale.instances)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ _ENV_PREFIX: Final = "FLEET_"
 #: machine.
 _MACHINE: Final = "FLEET_MACHINE"
 
+#: What an instance may be called: as NVML calls it, with a slot or without; a CPU slot by number.
+_INSTANCE: Final = re.compile(r"(GPU|MIG)-\S+|cpu/\d+")
+
 #: Variables of the same prefix that are read elsewhere, so that none is taken for a slip.
 _READ_ELSEWHERE: Final = frozenset(
     {
@@ -40,6 +44,7 @@ _READ_ELSEWHERE: Final = frozenset(
         "FLEET_REPLY_TIMEOUT_S",
         "FLEET_MAX_BODY_BYTES",
         "FLEET_MEMORY_WATERMARK",
+        "FLEET_INSTANCE_KEY",
     }
 )
 
@@ -52,8 +57,10 @@ class WorkerSettings:
     config_dir: Path = DEFAULT_CONFIG_DIR
     #: The models to serve; empty means every folder of models/.
     models: tuple[str, ...] = ()
-    #: Instance processes; 0 means one for every `threads` cores this process may use.
-    instances: int = 0
+    #: The instances that this worker may use: so many, or those named; 0 means all of the host.
+    instances: int | tuple[str, ...] = 0
+    #: Processes that share one GPU or MIG slice.
+    slots_per_gpu: int = 1
     #: Instances that stay when nothing waits; more run as the queue asks. 0: all, always.
     min_instances: int = 0
     #: With `min_instances`: what waits should be answered within this time.
@@ -187,10 +194,28 @@ def _names(table: Table, key: str) -> tuple[str, ...]:
     return table.texts(key, ())
 
 
+def _instances(table: Table, key: str) -> int | tuple[str, ...]:
+    """Read ``all``, a number, or names of instances."""
+    value = table.raw(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return table.whole(key, 0)
+    if value in ("all", ""):
+        return 0
+    names = _names(table, key)
+    for name in names:
+        if not _INSTANCE.fullmatch(name):
+            kinds = "GPU-..., MIG-... and cpu/0"
+            raise table.error(
+                key, f"must be all, a number, or names such as {kinds}, not {name!r}."
+            )
+    return names
+
+
 #: Every setting, and how it is read from a table.
 _ASK: Final[Mapping[str, Callable[[Table, str], Any]]] = {
     "models": _names,
-    "instances": lambda table, key: table.whole(key, 0),
+    "instances": _instances,
+    "slots_per_gpu": _at_least_one,
     "min_instances": lambda table, key: table.whole(key, 0),
     "target_drain_s": _seconds,
     "down_after_s": _seconds,
@@ -220,9 +245,10 @@ def _contradictions(settings: WorkerSettings) -> Iterator[str]:
             f"lease_ttl_s = {settings.lease_ttl_s:g} is below 3: one late renewal would give the "
             "instance to another worker while this one still runs on it."
         )
-    if settings.instances and settings.min_instances > settings.instances:
+    most = settings.instances if isinstance(settings.instances, int) else len(settings.instances)
+    if most and settings.min_instances > most:
         yield (
-            f"min_instances = {settings.min_instances} is above instances = {settings.instances}: "
+            f"min_instances = {settings.min_instances} is above instances = {most}: "
             "there would never be as many as are asked for."
         )
     for name in ("target_drain_s", "down_after_s"):

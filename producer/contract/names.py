@@ -96,6 +96,8 @@ class Keys:
     | ``workers`` | sorted set | node names of workers, by the time the entry is stale |
     | ``worker(node)`` | string | the last status of one worker, as JSON |
     | ``ceilings(model, kind)`` | hash | the largest batches that fit in one kind of instance |
+    | ``host(host)`` | hash | the live workers of one host: until when, and what they may use |
+    | ``lease(instance)`` | string | until when a worker holds an instance, and the worker's token |
     | ``replies(client)`` | channel | job ids of that client whose results were stored |
     """
 
@@ -163,6 +165,12 @@ class Keys:
 
     def ceilings(self, model: str, kind: str) -> str:
         return f"{self.prefix}fleet:ceilings:{model}:{kind}"
+
+    def host(self, host: str) -> str:
+        return f"{self.prefix}fleet:host:{host}"
+
+    def lease(self, instance: str) -> str:
+        return f"{self.prefix}fleet:lease:{instance}"
 
     def replies(self, client: str) -> str:
         return f"{self.prefix}fleet:replies:{client}"

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from producer.contract.names import FREE, GROUP, Keys, Priority
+from tests.support.leasing import leasing_nothing
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from workers.keeper import Keeper
@@ -40,6 +41,7 @@ def keeper(broker: redis.Redis, server: TestServer) -> Iterator[Keeper]:
             claim_ttl_s=CLAIM_TTL_S,
             consumers=lambda: ["alive"],
             status=dict,
+            leasing=leasing_nothing(own),
         )
         made.prepare()
         yield made

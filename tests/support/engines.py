@@ -3,7 +3,8 @@
 
 A row is ``[what, argument, job number]``. Every start of a numbered row is a line of the log that
 ``options.log`` names: ``start <job> <pid> <precision> <rows of the batch> <unix seconds>``. The
-log, not the results, says how often a job ran.
+log, not the results, says how often a job ran. It also has a line when an engine is loaded and when
+it is closed: ``load <pid> <precision> <instance> <unix seconds>``, and ``close`` with the same.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Scripted(Engine):
         self.inputs = (TensorSpec(name="x", dtype="float32", shape=shape, batch_axis=0),)
         self.outputs = (TensorSpec(name="y", dtype="float32", shape=shape, batch_axis=0),)
         self.runtime = "scripted"
-        self._append(f"load {os.getpid()} {precision}")
+        self._append(self._here("load"))
         time.sleep(float(self._options.get("load_s", 0)))
         self._fail_while_told()
 
@@ -92,7 +93,11 @@ class Scripted(Engine):
         return {"y": rows * 2}
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._append(self._here("close"))
+
+    def _here(self, what: str) -> str:
+        where = os.environ.get("FLEET_INSTANCE_KEY", "-")
+        return f"{what} {os.getpid()} {self._precision} {where} {time.time():.6f}"
 
     def _fail_while_told(self) -> None:
         told = Path(self._options.get("load_fails_while", "/nonexistent"))

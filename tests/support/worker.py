@@ -5,6 +5,7 @@ a test.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -29,8 +30,21 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 SCRIPTED: Final = {"runtime": "tests.support.engines:Scripted", "max_batch_size": 32}
 
 
+#: Numbers of CPU slots that no worker of these tests has had.
+_UNUSED: Final = itertools.count(1000)
+
+
+def own_slots(count: int) -> str:
+    """Return so many CPU slots for FLEET_INSTANCES, which no other worker of the host shares."""
+    return ",".join(f"cpu/{next(_UNUSED)}" for _ in range(count))
+
+
 class Worker:
-    """One worker: a parent process and its instances."""
+    """One worker: a parent process and its instances.
+
+    A number in FLEET_INSTANCES means slots of its own, new ones at each start: only tests of the
+    sharing itself want workers to wait for each other, and these leave it to fleet.toml.
+    """
 
     def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
         self.config, self.node = config, f"{node}@test"
@@ -51,13 +65,16 @@ class Worker:
 
     def start(self, *options: str) -> None:
         """Start it; returns at once."""
+        environ = dict(self.environ)
+        if (count := environ.get("FLEET_INSTANCES", "")).isdigit():
+            environ["FLEET_INSTANCES"] = own_slots(int(count))
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
                     *("-l", "INFO", "-n", self.node, *options),
                 ],
-                env=self.environ,
+                env=environ,
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -149,18 +166,22 @@ def running_worker(
     config: Path,
     *options: str,
     node: str = "w1",
-    instances: int = 1,
+    instances: int | None = 1,
     environ: Mapping[str, str] | None = None,
     wait: bool = True,
 ) -> Iterator[Worker]:
-    """Run a worker for the length of the block; nothing of it is left."""
-    given = {"FLEET_INSTANCES": str(instances), **(environ or {})}
+    """Run a worker for the length of the block; nothing of it is left.
+
+    ``instances`` are its own; None: what ``config`` says, shared with other workers.
+    """
+    given = {"FLEET_INSTANCES": str(instances)} if instances else {}
+    given |= environ or {}
     worker = Worker(server, config, given, node)
     worker.start(*options)
     children: list[int] = []
     try:
         if wait:
-            worker.wait_ready(instances)
+            worker.wait_ready(instances or 1)
         yield worker
     finally:
         assert worker.process is not None

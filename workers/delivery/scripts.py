@@ -26,26 +26,27 @@ class Script:
     digest: str
 
 
-def _read(name: str) -> Script:
-    text = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+def read_script(folder: pathlib.Path, name: str) -> Script:
+    """Return the script ``name`` of ``folder``."""
+    text = (folder / f"{name}.lua").read_text(encoding="utf-8")
     # SHA-1 is the name Redis gives a script, not a safeguard.
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(name=name, text=text, digest=digest)
 
 
-CLAIM: Final = _read("claim")
-BEGIN: Final = _read("begin")
-COMPLETE: Final = _read("complete")
-BURY: Final = _read("bury")
-RELEASE: Final = _read("release")
-UNFINISHED: Final = _read("unfinished")
-RENEW: Final = _read("renew")
-TAKE_OVER: Final = _read("take_over")
-MOVE_DUE: Final = _read("move_due")
-GROUPS: Final = _read("groups")
-BRIDGE: Final = _read("bridge")
+CLAIM: Final = read_script(_FOLDER, "claim")
+BEGIN: Final = read_script(_FOLDER, "begin")
+COMPLETE: Final = read_script(_FOLDER, "complete")
+BURY: Final = read_script(_FOLDER, "bury")
+RELEASE: Final = read_script(_FOLDER, "release")
+UNFINISHED: Final = read_script(_FOLDER, "unfinished")
+RENEW: Final = read_script(_FOLDER, "renew")
+TAKE_OVER: Final = read_script(_FOLDER, "take_over")
+MOVE_DUE: Final = read_script(_FOLDER, "move_due")
+GROUPS: Final = read_script(_FOLDER, "groups")
+BRIDGE: Final = read_script(_FOLDER, "bridge")
 
-#: Every script there is.
+#: Every script of this folder.
 ALL: Final = (
     *(CLAIM, BEGIN, COMPLETE, BURY, RELEASE, UNFINISHED),
     *(RENEW, TAKE_OVER, MOVE_DUE, GROUPS, BRIDGE),
@@ -75,7 +76,7 @@ def send(client: redis.Redis, *calls: Call[Any]) -> list[Any]:
     answers = _round_trip(client, calls)
     refused = [i for i, answer in enumerate(answers) if isinstance(answer, _NO_SCRIPT)]
     if refused:
-        for script in ALL:
+        for script in {*ALL, *(call.script for call in calls)}:
             client.script_load(script.text)
         for i, answer in zip(
             refused, _round_trip(client, [calls[i] for i in refused]), strict=True

@@ -1,39 +1,72 @@
-"""How many cores this process may use, and how many CPU instances fit on them."""
+"""How many cores this process may use, and the CPU slots that fit on them.
+
+Workers share the slots of the cores that they share: those of the host, or those that a cgroup or
+an affinity of their own grants them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+from workers.instances.host import host_id
+from workers.instances.instance import Instance, Kind
 
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 def slots(*, threads: int, wanted: int = 0) -> int:
-    """Return how many instances of ``threads`` cores to run; ``wanted`` above 0 is obeyed."""
+    """Return how many instances of ``threads`` cores there are; ``wanted`` above 0 is obeyed."""
     return wanted or max(1, int(cores() // threads))
+
+
+def instances(numbers: Iterable[int]) -> list[Instance]:
+    """Return the CPU slots of these numbers."""
+    uuid = f"CPU-{host_id()}{_domain(_CGROUP_ROOT, _OWN_CGROUP)}"
+    return [Instance(kind=Kind.CPU, uuid=uuid, slot=number, name="CPU") for number in numbers]
 
 
 def cores() -> float:
     """Return the cores this process may use: its affinity, or less where a cgroup grants less."""
+    limits = [granted for _, granted in _cgroup_limits(_CGROUP_ROOT, _OWN_CGROUP)]
+    return min([float(len(_affinity())), *limits])
+
+
+def _affinity() -> set[int]:
     # macOS has no affinity to ask for, and no cgroups.
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([float(own), *_cgroup_quotas(_CGROUP_ROOT, _OWN_CGROUP)])
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
-def _cgroup_quotas(root: Path, own: Path) -> Iterator[float]:
-    """Yield the cores that each cgroup around this process grants, where it sets a limit."""
+def _domain(root: Path, own: Path) -> str:
+    """Return what tells our cores from others of the host; nothing where we may use them all.
+
+    A cgroup is known by its inode, which is the same from within a container and from outside.
+    """
+    affinity = _affinity()
+    limit = min(_cgroup_limits(root, own), key=lambda limit: limit[1], default=None)
+    if limit is not None and limit[1] < len(affinity):
+        return f".cgroup-{limit[0].stat().st_ino}"
+    if len(affinity) < (os.cpu_count() or 1):
+        return f".cores-{sum(1 << core for core in affinity):x}"
+    return ""
+
+
+def _cgroup_limits(root: Path, own: Path) -> Iterator[tuple[Path, float]]:
+    """Yield each cgroup around this process that sets a limit, and the cores that it grants."""
     for folder in _cgroup_folders(root, own):
         quota = _read(folder / "cpu.max") or _version_1(folder)
         limit, _, period = quota.partition(" ")
         if limit.isdigit() and period.isdigit() and int(period) > 0:
-            yield int(limit) / int(period)
+            yield folder, int(limit) / int(period)
 
 
 def _cgroup_folders(root: Path, own: Path) -> Iterator[Path]:
-    """Yield every folder from the process's own cgroup up to the root."""
+    """Yield every folder from the root down to the process's own cgroup."""
     for line in _read(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):

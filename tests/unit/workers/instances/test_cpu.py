@@ -16,7 +16,7 @@ def cgroups(folder: Path, own: str, **files: str) -> list[float]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="ascii")
     (folder / "self").write_text(own, encoding="ascii")
-    return list(cpu._cgroup_quotas(folder, folder / "self"))
+    return [cores for _, cores in cpu._cgroup_limits(folder, folder / "self")]
 
 
 def test_every_cgroup_around_the_process_counts(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_version_1_quotas_are_read_and_minus_one_means_no_limit(tmp_path: Path) 
 
 
 def test_without_cgroups_there_is_no_quota(tmp_path: Path) -> None:
-    assert list(cpu._cgroup_quotas(tmp_path, tmp_path / "missing")) == []
+    assert list(cpu._cgroup_limits(tmp_path, tmp_path / "missing")) == []
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from workers.keeper import HoldOff
+from workers.hold_off import HoldOff
 
 TTL_S = 15.0
 
 
 @pytest.fixture
 def hold_off() -> HoldOff:
-    return HoldOff.begin(claim_ttl_s=TTL_S, now_s=100)
+    return HoldOff.begin(ttl_s=TTL_S, now_s=100)
 
 
 def renewed_until(hold_off: HoldOff, until_s: float, *, since_s: float = 100) -> None:

@@ -1,0 +1,38 @@
+"""When a worker may take what others held: a pure decision with the clock as an argument."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class HoldOff:
+    """When claims or leases of others may be taken: never soon after this worker may have missed
+    something.
+
+    The server's clock goes on while it is stopped or out of reach. Afterwards every claim and every
+    lease looks dead, also those of workers that are about to renew them. All times are of the
+    monotonic clock.
+    """
+
+    #: How long a claim, or a lease, lasts.
+    ttl_s: float
+    until_s: float
+    renewed_at_s: float
+
+    @classmethod
+    def begin(cls, *, ttl_s: float, now_s: float) -> HoldOff:
+        return cls(ttl_s=ttl_s, until_s=now_s + ttl_s, renewed_at_s=now_s)
+
+    def failed(self, *, now_s: float) -> None:
+        """Redis did not answer as it should."""
+        self.until_s = now_s + self.ttl_s
+
+    def renewed(self, *, now_s: float) -> None:
+        """A renewal was answered; one that comes a third of that time too late counts as missed."""
+        if now_s - self.renewed_at_s > self.ttl_s * 2 / 3:
+            self.failed(now_s=now_s)
+        self.renewed_at_s = now_s
+
+    def allows(self, *, now_s: float) -> bool:
+        return now_s >= self.until_s

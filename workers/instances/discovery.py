@@ -1,0 +1,93 @@
+"""Which instances this worker may use: those of the host that its settings choose."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from producer.contract.errors import ConfigError
+from workers.instances import cpu
+from workers.instances.instance import Instance, Kind
+from workers.instances.nvml import Found, NoGpus, Nvml, open_nvml
+from workers.settings import WorkerSettings
+
+#: How people write a CPU slot.
+_CPU_SLOT: Final = re.compile(r"cpu/(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The instances that a worker may use, in their order, and what is worth a line."""
+
+    instances: tuple[Instance, ...]
+    warnings: tuple[str, ...] = ()
+    #: None without GPUs.
+    nvml: Nvml | None = None
+
+
+def discover(settings: WorkerSettings, environ: Mapping[str, str] | None = None) -> Inventory:
+    """Look at this machine; GPUs where there are any, else CPU slots.
+
+    ConfigError for a name in ``instances`` that is not here.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        nvml = open_nvml()
+    except NoGpus as why:
+        return choose(settings, [], warnings=[f"{why} It runs on CPU cores."] if str(why) else [])
+    found = nvml.find(slots_per_gpu=settings.slots_per_gpu)
+    only = environ.get("CUDA_VISIBLE_DEVICES")
+    gpus, warnings = visible(found, only), list(found.warnings)
+    if found.instances and not gpus:
+        warnings.append(f"CUDA_VISIBLE_DEVICES is {only!r}: it runs on none of the GPUs here.")
+    inventory = choose(settings, gpus, warnings=warnings)
+    on_gpus = any(each.kind is not Kind.CPU for each in inventory.instances)
+    return dataclasses.replace(inventory, nvml=nvml if on_gpus else None)
+
+
+def visible(found: Found, only: str | None) -> list[Instance]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lets us use, by UUID or by place on the bus."""
+    if only is None:
+        return found.instances
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    return [
+        each
+        for each in found.instances
+        if any(
+            name == found.indices.get(each.parent_uuid or each.uuid)
+            or (each.uuid.startswith(name) and not name.isdigit())
+            for name in names
+        )
+    ]
+
+
+def choose(
+    settings: WorkerSettings, gpus: Sequence[Instance], *, warnings: Sequence[str] = ()
+) -> Inventory:
+    """Return the instances that ``settings.instances`` means: a number, names, or 0 for all."""
+    chosen = settings.instances
+    if isinstance(chosen, tuple):
+        return Inventory(instances=_named(chosen, gpus), warnings=tuple(warnings))
+    if not gpus:
+        slots = cpu.slots(threads=settings.threads, wanted=chosen)
+        return Inventory(instances=tuple(cpu.instances(range(slots))), warnings=tuple(warnings))
+    if chosen > len(gpus):
+        warnings = [*warnings, f"instances is {chosen}: this host has {len(gpus)} and runs them."]
+    return Inventory(instances=tuple(gpus[: chosen or None]), warnings=tuple(warnings))
+
+
+def _named(names: Sequence[str], gpus: Sequence[Instance]) -> tuple[Instance, ...]:
+    found: dict[str, Instance] = {}
+    for name in names:
+        if slot := _CPU_SLOT.fullmatch(name):
+            here = cpu.instances([int(slot[1])])
+        else:
+            here = [each for each in gpus if name in (each.uuid, each.key)]
+        if not here:
+            known = ", ".join(each.uuid for each in gpus) or "none but CPU slots (cpu/0)"
+            raise ConfigError(f"instances names {name}, which is not here. There are: {known}.")
+        found |= {each.key: each for each in here}
+    return tuple(found.values())

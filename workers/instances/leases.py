@@ -1,0 +1,154 @@
+"""The scripts that lease instances to workers, as calls.
+
+A lease is renewed by the parent and by the process that lives on the instance; either is enough, as
+with claims. So it cannot run out under a process that lives and reaches Redis, whatever befell its
+parent, and when it has run out that process is dead or cut off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from producer.contract.names import Keys
+from workers.delivery.scripts import Call, read_script
+from workers.hello import Lease
+from workers.instances.instance import Instance
+from workers.instances.sharing import Sharer
+
+_FOLDER: Final = Path(__file__).parent
+
+_HOLD: Final = read_script(_FOLDER, "hold")
+_TAKE: Final = read_script(_FOLDER, "take")
+_KEEP: Final = read_script(_FOLDER, "keep")
+_GIVE_BACK: Final = read_script(_FOLDER, "give_back")
+
+#: A lease that ran out is remembered for so long, so that nobody takes an instance at first sight
+#: whose holder may be about to renew it.
+_REMEMBERED_S: Final = 3600
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The lease of one instance."""
+
+    #: The token of its holder, empty where there is none.
+    holder: str
+    #: How long it lasts, below 0 where it has run out.
+    left_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is to be seen of a host at one moment."""
+
+    #: The server's clock.
+    now_unix_s: float
+    #: Whether the server did not know that this worker is there.
+    unknown: bool
+    present: tuple[Sharer, ...]
+    leases: Mapping[str, Held]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Leases:
+    """Calls in the name of one worker."""
+
+    keys: Keys
+    host: str
+    token: str
+    ttl_s: float
+
+    def to_process(self, instance: Instance, until_s: float) -> Lease:
+        """Return what the process of ``instance`` must know to renew the lease itself."""
+        return Lease(
+            instance=instance.key,
+            host=self.host,
+            token=self.token,
+            ttl_s=self.ttl_s,
+            until_s=until_s,
+        )
+
+    def hold(
+        self, sharer: Sharer | None, instances: Sequence[str], believed: frozenset[str]
+    ) -> Call[Sight]:
+        """Renew what is held of ``instances`` and look around; ``sharer`` None leaves the host."""
+
+        def read(answer: Any) -> Sight:
+            now_ms, unknown, present, leases = answer
+            pairs = zip(leases[::2], leases[1::2], strict=True)
+            return Sight(
+                now_unix_s=now_ms / 1000,
+                unknown=unknown == 1,
+                present=tuple(map(_sharer, present[::2], present[1::2])),
+                leases={
+                    key: Held(holder=holder.decode(), left_s=left_ms / 1000)
+                    for key, (holder, left_ms) in zip(instances, pairs, strict=True)
+                },
+            )
+
+        return Call(
+            script=_HOLD,
+            keys=[self.keys.host(self.host), *map(self.keys.lease, instances)],
+            args=[
+                *(self.token, *self._times_ms, _words(sharer)),
+                *(int(key in believed) for key in instances),
+            ],
+            read=read,
+        )
+
+    def take(
+        self, instances: Sequence[str], *, over: frozenset[str], until_unix_s: float
+    ) -> Call[list[str]]:
+        """Lease ``instances`` that nobody holds, and those of ``over`` whose lease ran out."""
+        return Call(
+            script=_TAKE,
+            keys=[self.keys.lease(key) for key in instances],
+            args=[
+                *(self.token, *self._times_ms, int(until_unix_s * 1000)),
+                *(int(key in over) for key in instances),
+            ],
+            read=lambda taken: [
+                key for key, ours in zip(instances, taken, strict=True) if ours == 1
+            ],
+        )
+
+    def keep(self, instance: str) -> Call[bool]:
+        """Renew the lease of one instance; False when another worker holds it."""
+        return Call(
+            script=_KEEP,
+            keys=[self.keys.lease(instance)],
+            args=[self.token, *self._times_ms],
+            read=bool,
+        )
+
+    def give_back(self, instances: Sequence[str]) -> Call[int]:
+        """End the leases of ``instances`` as far as they are ours."""
+        return Call(
+            script=_GIVE_BACK,
+            keys=[self.keys.lease(key) for key in instances],
+            args=[self.token],
+            read=int,
+        )
+
+    @property
+    def _times_ms(self) -> tuple[int, int]:
+        return int(self.ttl_s * 1000), _REMEMBERED_S * 1000
+
+
+def _words(sharer: Sharer | None) -> str:
+    if sharer is None:
+        return ""
+    return json.dumps({"since_unix_s": sharer.since_unix_s, "may_use": sorted(sharer.may_use)})
+
+
+def _sharer(token: bytes, words: bytes) -> Sharer:
+    said = json.loads(words)
+    return Sharer(
+        since_unix_s=float(said["since_unix_s"]),
+        token=token.decode(),
+        may_use=frozenset(said["may_use"]),
+    )
