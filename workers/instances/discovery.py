@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,9 @@ from workers.instances import cpu
 from workers.instances.instance import Instance, Kind
 from workers.instances.nvml import Found, NoGpus, Nvml, open_nvml
 from workers.settings import WorkerSettings
+
+#: Packages whose engines compute on a GPU.
+_GPU_RUNTIMES: Final = ("tensorrt", "onnxruntime-gpu")
 
 #: How people write a CPU slot.
 _CPU_SLOT: Final = re.compile(r"cpu/(\d+)")
@@ -38,14 +43,37 @@ def discover(settings: WorkerSettings, environ: Mapping[str, str] | None = None)
         nvml = open_nvml()
     except NoGpus as why:
         return choose(settings, [], warnings=[f"{why} It runs on CPU cores."] if str(why) else [])
+    return inventory_of(nvml, settings, environ, has_runtime=_has_gpu_runtime())
+
+
+def inventory_of(
+    nvml: Nvml, settings: WorkerSettings, environ: Mapping[str, str], *, has_runtime: bool
+) -> Inventory:
+    """Return what a worker may use of a machine with NVIDIA's driver; ``has_runtime``: whether an
+    engine of ours could compute on its GPUs.
+    """
     found = nvml.find(slots_per_gpu=settings.slots_per_gpu)
     only = environ.get("CUDA_VISIBLE_DEVICES")
     gpus, warnings = visible(found, only), list(found.warnings)
     if found.instances and not gpus:
         warnings.append(f"CUDA_VISIBLE_DEVICES is {only!r}: it runs on none of the GPUs here.")
+    if gpus and not has_runtime and not isinstance(settings.instances, tuple):
+        warnings.append(
+            f"{len(gpus)} GPUs or slices are here, and no runtime that computes on them: it runs "
+            'on CPU cores. Install the extra "worker-gpu", or name them in `instances`.'
+        )
+        return choose(settings, [], warnings=warnings)
     inventory = choose(settings, gpus, warnings=warnings)
     on_gpus = any(each.kind is not Kind.CPU for each in inventory.instances)
     return dataclasses.replace(inventory, nvml=nvml if on_gpus else None)
+
+
+def _has_gpu_runtime() -> bool:
+    """Return whether a runtime for GPUs is installed; none is imported to find out."""
+    for name in _GPU_RUNTIMES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return bool(importlib.metadata.version(name))
+    return False
 
 
 def visible(found: Found, only: str | None) -> list[Instance]:
