@@ -170,6 +170,7 @@ class InstancePool(BasePool):
             "processes": pids(self.processes.alive()),
             "models": list(self.models),
             "instances": self.processes.report(),
+            "devices": self.devices.readings(),
             **leasing.status(self.leasing),
         }
 

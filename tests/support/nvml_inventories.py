@@ -57,9 +57,6 @@ class Inventory:
         if self._init is not None:
             raise self._init
 
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "580.95.05"
-
     def nvmlDeviceGetCount(self) -> int:
         return len(self.devices)
 

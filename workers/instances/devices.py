@@ -6,11 +6,12 @@ stops and says so; the others go on.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from workers.instances.discovery import Inventory
 
@@ -30,6 +31,7 @@ class Devices(threading.Thread):
         self._inventory = inventory
         self._failures: dict[str, int] = {}
         self._lost: Mapping[str, str] = {}
+        self._readings: Mapping[str, Any] = {}
 
     def start(self) -> None:
         """Begin to look, where there is anything to look at."""
@@ -39,6 +41,10 @@ class Devices(threading.Thread):
     def lost(self) -> Mapping[str, str]:
         """Return why a device cannot be used, by the key of each instance on one."""
         return self._lost
+
+    def readings(self) -> Mapping[str, Any]:
+        """Return what each device said last of its memory, load and power, fit for JSON."""
+        return self._readings
 
     def run(self) -> None:
         while True:
@@ -60,3 +66,7 @@ class Devices(threading.Thread):
             if self._failures[instance.key] >= _BELIEVED:
                 lost[instance.key] = why
         self._lost = lost
+        self._readings = {
+            instance.key: dataclasses.asdict(nvml.read(instance))
+            for instance in self._inventory.instances
+        }

@@ -64,11 +64,6 @@ class Nvml:
 
     # -- of the machine
 
-    @property
-    def driver(self) -> str | None:
-        """The driver's version."""
-        return self._maybe(self._raw.nvmlSystemGetDriverVersion)
-
     def find(self, *, slots_per_gpu: int = 1) -> Found:
         """Return every GPU, or in place of one that is cut into MIG slices these."""
         found = Found(instances=[], indices={}, warnings=[])

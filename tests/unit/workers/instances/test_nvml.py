@@ -194,6 +194,7 @@ def test_a_gpu_that_falls_off_while_it_is_used_is_lost_at_once_and_alone() -> No
     devices = Devices(inventory)
     devices.look()
     assert devices.lost() == {}
+    assert devices.readings()[inventory.instances[2].key]["power_w"] == 612.0
 
     machine.devices[2].error = pynvml.NVMLError_GpuIsLost
     devices.look()

@@ -1,0 +1,49 @@
+"""Two workers of one host share its instances, as they are seen from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from producer.client import Client
+from tests.support.commands import FLEET, run_command
+from tests.support.engines import row, starts
+from tests.support.host import MODEL, running_host
+from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
+
+
+def test_a_second_worker_gets_its_half_a_third_waits_in_health_and_all_goes_back(
+    server: TestServer, fleet: Client, log: Path
+) -> None:
+    with running_host(server, log, instances=2) as (host, occupancy):
+        (first,) = host.add()
+        host.wait_parts(2)
+        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 121)))
+
+        (second,) = host.add()
+        host.wait_parts(1, 1)
+        (third,) = host.add()
+        wait_until(lambda: third.status().get("waiting"), what="the third to wait", timeout_s=30)
+        url = {"FLEET_BROKER_URL": server.url}
+        health = run_command(*FLEET, "health", "-n", third.node, **url)
+        status = run_command(*FLEET, "status", COLUMNS="200", **url)
+        held = first.status()["holders"]
+        said_once = third.log().count("instance.waiting")
+        assert host.stop(second, third) == [0, 0]
+        host.wait_parts(2)
+        for job in jobs:
+            assert job.reply(60).attempts == 1
+
+    said = "waiting for an instance: the 2 of this host are shared by 3 workers"
+    assert (health.returncode, health.stdout.strip()) == (0, f"{third.node}: {said}.")
+    assert said in status.stdout
+    assert all(f"0 {key[:12]}/" in status.stdout for key in held)
+    assert said_once == 1
+    assert sorted(held.values()) == [first.node, second.node]
+    assert occupancy.overlaps() == []
+    assert len(occupancy.instances()) == 2
+    assert starts(log) == dict.fromkeys(range(1, 121), 1)
