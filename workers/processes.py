@@ -27,6 +27,7 @@ from workers.instances.instance import Instance
 from workers.loading import retry_gap_s
 from workers.orders import terminate_line
 from workers.process import InstanceProcess
+from workers.slots import Slot, report
 
 logger = logging.getLogger(__name__)
 
@@ -38,29 +39,6 @@ _LONGEST_TALK_S: Final = 3 * SOCKET_TIMEOUT_S
 
 #: A turn of the watcher that took longer says that this process stood still.
 _OWN_PAUSE_S: Final = 2.0
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Slot:
-    """Room for the process of one instance, with what is known of those that were there before."""
-
-    number: int
-    instance: Instance
-    #: A process may be started until then, by `workers.instances.clock`; 0: not at all.
-    leased_until_s: float = 0.0
-    #: Why its device cannot be used, where it is gone.
-    lost: str = ""
-    process: InstanceProcess | None = None
-    #: Deaths in a row before the instance was ready.
-    failures: int = 0
-    #: Not started again before this. Monotonic clock.
-    retry_at_s: float = 0.0
-    text: str = ""
-    #: Processes started in this slot.
-    starts: int = 0
-    #: Totals of the processes that are gone.
-    counters: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    loads: int = 0
 
 
 class Cause(enum.StrEnum):
@@ -186,13 +164,19 @@ class Processes:
             if slot.process is not None and not slot.process.told_to_drain:
                 slot.process.drain()
 
-    def lose(self, number: int, why: str) -> None:
+    def end(self, number: int, why: str) -> None:
         """End the process of the slot at once, for it may not use its instance any more."""
         with self._lock:
             slot = self._slots[number]
-            slot.leased_until_s, slot.lost = 0.0, why
+            slot.leased_until_s = 0.0
             if slot.process is not None:
                 slot.process.kill(by_us=True, because=why)
+
+    def lose(self, number: int, why: str) -> None:
+        """End the process of the slot at once and say that its device is gone."""
+        with self._lock:
+            self._slots[number].lost = why
+            self.end(number, why)
 
     def is_empty(self, number: int) -> bool:
         """Whether no process is in the slot."""
@@ -242,7 +226,7 @@ class Processes:
         """Return what is known of every slot in use, or used before, fit for JSON."""
         with self._lock:
             return [
-                _report(slot)
+                report(slot)
                 for slot in self._slots
                 if slot.starts or slot.leased_until_s or slot.lost
             ]
@@ -377,42 +361,6 @@ def _how_it_ended(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
-
-
-def _state(slot: Slot) -> str:
-    """Return the state of a slot in the words of an instance, ``stopped`` for one that is not
-    leased, and ``lost`` for one that cannot be used.
-    """
-    running = slot.process
-    if running is None and not slot.leased_until_s:
-        return "lost" if slot.lost else "stopped"
-    state = running.state if running else "starting"
-    # Tried again after a death: until it is ready, the reason of that death is what people need.
-    if slot.failures and state == "starting":
-        return "broken"
-    return state
-
-
-def _report(slot: Slot) -> dict[str, Any]:
-    running = slot.process
-    said = dict(running.said) if running else {}
-    counters = dict(slot.counters)
-    for model, its in said.get("counters", {}).items():
-        counters[model] = add_counters(counters.get(model, {}), its)
-    return {
-        "slot": slot.number,
-        **slot.instance.about(),
-        "pid": running.pid if running else None,
-        "state": _state(slot),
-        "text": said.get("text") or slot.text or slot.lost,
-        "for_s": said.get("for_s", 0.0),
-        "starts": slot.starts,
-        "loads": slot.loads + int(said.get("loads", 0)),
-        "running": int(said.get("running", 0)),
-        "batch_s": float(said.get("batch_s", 0.0)),
-        "models": said.get("models", {}),
-        "counters": counters,
-    }
 
 
 def pids(processes: Iterable[InstanceProcess]) -> list[int]:

@@ -144,7 +144,7 @@ def test_a_lease_that_ran_out_is_renewed_by_its_holder_as_long_as_nobody_took_it
 
     tenant.turn()
 
-    assert tenant.slots.lost == {}
+    assert tenant.slots.ended == {}
     assert tenant.slots.until_s[0] > clock.now_s()
 
 
@@ -157,7 +157,7 @@ def test_a_process_on_an_instance_that_another_worker_took_is_ended(client: redi
     assert send(client, cut_off.leases.keep(FOUR[0].key)) == [False]
     cut_off.turn()
 
-    assert cut_off.slots.lost == {0: "another worker holds it"}
+    assert cut_off.slots.ended == {0: "another worker holds its instance"}
 
 
 def test_leases_that_the_server_lost_are_written_again(client: redis.Redis) -> None:
@@ -168,8 +168,8 @@ def test_leases_that_the_server_lost_are_written_again(client: redis.Redis) -> N
     turns(one, two, most=3)
 
     assert (one.holds, two.holds) == (2, 2)
-    assert not one.slots.lost
-    assert not two.slots.lost
+    assert not one.slots.ended
+    assert not two.slots.ended
 
 
 def test_nothing_is_taken_soon_after_the_server_was_out_of_reach(
@@ -228,10 +228,23 @@ def test_a_device_that_is_gone_is_given_up_and_comes_back(client: redis.Redis) -
     assert tenant.slots.lost == {0: "fell off the bus"}
     assert tenant.slots.occupied == {1}
     assert client.exists(KEYS.lease(FOUR[0].key)) == 0
+    assert tenant.leasing.waiting == ""
 
     tenant.losses.gone = {}
     turns(tenant, most=2)
     assert tenant.slots.occupied == {0, 1}
+
+
+def test_a_worker_whose_only_device_is_gone_does_not_pass_for_one_that_waits(
+    client: redis.Redis,
+) -> None:
+    tenant = Tenant(client, "w1", age=1, instances=FOUR[:1])
+    tenant.turn()
+
+    tenant.losses.gone = {FOUR[0].key: "fell off the bus"}
+    turns(tenant, most=2)
+
+    assert (tenant.holds, tenant.leasing.waiting) == (0, "")
 
 
 def test_a_number_that_shrinks_is_given_back_and_one_that_grows_taken(client: redis.Redis) -> None:

@@ -26,6 +26,8 @@ class Slots:
     wanted: int
     occupied: set[int] = dataclasses.field(default_factory=set)
     told_to_end: set[int] = dataclasses.field(default_factory=set)
+    #: Whose process was ended at once, and why; and whose device is gone.
+    ended: dict[int, str] = dataclasses.field(default_factory=dict)
     lost: dict[int, str] = dataclasses.field(default_factory=dict)
     #: Until when the lease of each slot lasts.
     until_s: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -37,6 +39,10 @@ class Slots:
     def give_back(self, number: int) -> None:
         self.told_to_end.add(number)
 
+    def end(self, number: int, why: str) -> None:
+        self.ended[number] = why
+        self.occupied.discard(number)
+
     def lose(self, number: int, why: str) -> None:
         self.lost[number] = why
         self.occupied.discard(number)
@@ -44,7 +50,7 @@ class Slots:
     def is_empty(self, number: int) -> bool:
         return number not in self.occupied
 
-    def end(self) -> None:
+    def let_end(self) -> None:
         """Let the processes that were told to end be gone."""
         self.occupied -= self.told_to_end
         self.told_to_end.clear()
@@ -92,7 +98,7 @@ class Tenant:
 
     def turn(self) -> None:
         """Look once; whatever was told to end before has ended."""
-        self.slots.end()
+        self.slots.let_end()
         self.leasing.turn()
 
 

@@ -45,8 +45,12 @@ class Slots(Protocol):
         """Let the process of the slot finish and end; none is started."""
         ...
 
-    def lose(self, number: int, why: str) -> None:
+    def end(self, number: int, why: str) -> None:
         """End the process of the slot at once; none is started."""
+        ...
+
+    def lose(self, number: int, why: str) -> None:
+        """The same, for a device that is gone."""
         ...
 
     def is_empty(self, number: int) -> bool:
@@ -147,7 +151,7 @@ class Leasing:
         self.share = share_of(own, sight.present)
         self._target = 0 if self._leaving else min(self._slots.wanted, self.share)
         self._step(self._target, own, sight)
-        self._tell(sight)
+        self._tell(own, sight)
 
     def _heard(self, sight: Sight, *, now_s: float) -> None:
         for hold_off in (self._takes, self._takes_over):
@@ -182,7 +186,7 @@ class Leasing:
                 self._running.append(key)
             if known and not ours:
                 self._forget(key)
-                self._slots.lose(self._numbers[key], "another worker holds it")
+                self._slots.end(self._numbers[key], "another worker holds its instance")
                 logger.error("instance.lease_lost", extra={"instance": key})
             elif ours and key in lost:
                 self._lose(key, lost[key])
@@ -247,14 +251,16 @@ class Leasing:
             if key in keys:
                 keys.remove(key)
 
-    def _tell(self, sight: Sight) -> None:
+    def _tell(self, own: Sharer, sight: Sight) -> None:
         """Say once that there is none to be had, and why."""
-        waiting = ""
-        if self._slots.wanted and not self._leaving and not self._running and not self._returning:
-            waiting = f"waiting for an instance: the {len(self._numbers)} of this host are " + (
-                "held by others" if self.share else f"shared by {len(sight.present)} workers"
-            )
-        if waiting and not self.waiting:
+        held = self._running or self._returning
+        if held or self._leaving or not self._slots.wanted or not own.may_use:
+            self.waiting = ""
+            return
+        waiting = f"waiting for an instance: the {len(own.may_use)} of this host are " + (
+            "held by others" if self.share else f"shared by {len(sight.present)} workers"
+        )
+        if not self.waiting:
             logger.warning("instance.waiting", extra={"why": waiting})
         self.waiting = waiting
 

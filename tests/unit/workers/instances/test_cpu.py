@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from workers.instances import cpu
+from workers.instances.host import host_id
 
 
 def cgroups(folder: Path, own: str, **files: str) -> list[float]:
@@ -58,3 +60,53 @@ def test_slots_are_whole_and_at_least_one(
 
     assert cpu.slots(threads=threads) == slots
     assert cpu.slots(threads=threads, wanted=7) == 7
+
+
+def key_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, affinity: set[int], all_cores: int
+) -> str:
+    """Return the name of the first slot of a process with these cores in the cgroup ``folder``."""
+    monkeypatch.setattr(cpu, "_CGROUP_ROOT", folder)
+    monkeypatch.setattr(cpu, "_OWN_CGROUP", folder / "self")
+    monkeypatch.setattr(cpu, "_affinity", lambda: affinity)
+    monkeypatch.setattr(os, "cpu_count", lambda: all_cores)
+    return cpu.instances([0])[0].key
+
+
+def test_workers_that_may_use_all_cores_of_a_host_share_its_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        cgroups(tmp_path / name, "0::/\n", cpu_max="max 100000\n")
+
+    keys = {
+        key_of(tmp_path / name, monkeypatch, affinity=set(range(4)), all_cores=4)
+        for name in ("one", "two")
+    }
+
+    assert keys == {f"CPU-{host_id()}/0"}
+
+
+def test_a_container_with_cores_of_its_own_shares_them_with_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        cgroups(tmp_path / name, "0::/\n", cpu_max="200000 100000\n")
+
+    keys = {
+        key_of(tmp_path / name, monkeypatch, affinity=set(range(4)), all_cores=4)
+        for name in ("one", "one", "two")
+    }
+
+    assert len(keys) == 2
+
+
+def test_workers_on_the_same_cores_share_slots_and_those_on_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [
+        key_of(tmp_path, monkeypatch, affinity=affinity, all_cores=4)
+        for affinity in ({0, 1}, {0, 1}, {2, 3})
+    ]
+
+    assert keys[0] == keys[1] != keys[2]
