@@ -98,9 +98,12 @@ class Scaler(threading.Thread):
         )
 
     def _workers(self) -> int:
-        """Return how many live workers serve one of our models; at least this one."""
+        """Return how many live workers serve one of our models; at least this one.
+
+        One that waits for an instance serves none.
+        """
         said = live.workers(self._client, self._keys, now_unix_s=time.time())
-        served = (worker.get("models", []) for worker in said)
+        served = (worker.get("models", []) for worker in said if not worker.get("waiting"))
         return max(1, sum(not set(self._models).isdisjoint(models) for models in served))
 
 
