@@ -72,7 +72,24 @@ class InstancePool(BasePool):
             token=token_of(self.node, os.getpid()),
             ttl_s=self.settings.lease_ttl_s,
         )
-        self.processes = Processes(
+        self.processes = self._make_processes(inventory, leases)
+        self.devices = Devices(inventory)
+        # One connection: both are used by the keeper's thread alone.
+        client = redis_client(where.broker_url)
+        self.leasing = Leasing(
+            client=client,
+            leases=leases,
+            instances=inventory.instances,
+            slots=self.processes,
+            losses=self.devices,
+            since_unix_s=self._began_unix_s,
+        )
+        self.keeper = self._make_keeper(client)
+        self.scaler = self._make_scaler(redis_client(where.broker_url), least)
+        self.processes.want(least)
+
+    def _make_processes(self, inventory: Inventory, leases: Leases) -> Processes:
+        return Processes(
             node=self.node,
             models=self.models,
             instances=inventory.instances,
@@ -82,17 +99,10 @@ class InstancePool(BasePool):
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
             on_death=self._died,
         )
-        self.devices = Devices(inventory)
-        self.leasing = Leasing(
-            client=redis_client(where.broker_url),
-            leases=leases,
-            instances=inventory.instances,
-            slots=self.processes,
-            losses=self.devices,
-            since_unix_s=self._began_unix_s,
-        )
-        self.keeper = Keeper(
-            client=redis_client(where.broker_url),
+
+    def _make_keeper(self, client: redis.Redis) -> Keeper:
+        return Keeper(
+            client=client,
             keys=self.keys,
             node=self.node,
             models=self.models,
@@ -101,8 +111,10 @@ class InstancePool(BasePool):
             status=self.status,
             leasing=self.leasing,
         )
-        self.scaler = Scaler(
-            client=redis_client(where.broker_url),
+
+    def _make_scaler(self, client: redis.Redis, least: int) -> Scaler:
+        return Scaler(
+            client=client,
             keys=self.keys,
             models=self.models,
             policy=Policy(
@@ -114,7 +126,6 @@ class InstancePool(BasePool):
             processes=self.processes,
             share=lambda: self.leasing.share,
         )
-        self.processes.want(least)
 
     # -- Celery's hooks, in the order it calls them
 
