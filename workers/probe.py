@@ -123,13 +123,6 @@ def _batching(
     return Batching(max_rows=spec.max_batch_size)
 
 
-def made_up_row(
-    engine: Engine, spec: ModelSpec, inputs: Sequence[TensorSpec], *, precision: str
-) -> dict[str, Array]:
-    """Return one row that ``engine`` takes, for a model that no row of its user is known of."""
-    return _first_answer(engine, spec, inputs, precision)[0][0]
-
-
 def strictest(found: Sequence[Batching]) -> Batching:
     """Return what holds for all engines of a model, since any of them may answer a batch."""
     least = min(found, key=lambda batching: (not batching.whole, batching.max_rows))

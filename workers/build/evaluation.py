@@ -18,7 +18,6 @@ from workers.build.opened import Opened, opened
 from workers.build.report import Report, Speed
 from workers.build.rows import Rows, read_rows
 from workers.models import ModelSpec, TensorSpec
-from workers.probe import made_up_row
 from workers.tables import nearest
 
 #: Rows that are run and compared at a time.
@@ -73,7 +72,7 @@ class Reference:
         return list(self.opened.answers(self.rows, at_a_time=self.rows_at_a_time))
 
     def _made_up(self) -> Rows:
-        feeds = made_up_row(self.opened.engine, self.spec, self.inputs, precision="fp32")
+        feeds = self.opened.batching.row
         return Rows(
             origin="made-up values",
             inputs=feeds,

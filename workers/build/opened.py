@@ -89,7 +89,7 @@ def opened(spec: ModelSpec, path: Path, precision: str, *, threads: int) -> Iter
     try:
         inputs = declared(engine.inputs, spec.batch_axes_in, side="input", model=spec.name)
         outputs = declared(engine.outputs, spec.batch_axes_out, side="output", model=spec.name)
-        batching = probe(engine, alone, inputs=inputs, outputs=outputs, precision=precision)
+        batching = probe(engine.run, alone, inputs=inputs, outputs=outputs, precision=precision)
         yield Opened(engine=engine, inputs=inputs, outputs=outputs, batching=batching)
     finally:
         engine.close()

@@ -91,7 +91,7 @@ def test_a_manifest_that_is_no_manifest_counts_as_not_built(tmp_path: Path) -> N
 
     (variants_folder(folder) / "int8.json").write_text("{")
 
-    with pytest.raises(ConfigError, match="no such entry. Build it with `fleet build "):
+    with pytest.raises(ConfigError, match=r"no such entry\. Build it with `fleet build "):
         load_model(folder)
 
 
