@@ -151,7 +151,7 @@ def build(
 
     MODEL is a folder of configs/models. Each variant is made of the fp32 file, run beside it, and
     reported: how far its answers are from fp32, how often they are right, how fast it is here.
-    Rows of your own make int8 and fp8 possible, and every report mean something:
+    int8 and fp8 need rows of your own, and with them a report means most:
 
     \b
       fleet build digits                          what model.toml's [build] asks for
@@ -162,8 +162,8 @@ def build(
     the least a variant must reach (docs/quantization.md).
 
     A worker uses a built variant once model.toml says so: precision = "int8", or ladder =
-    ["fp16/2"]. Variants lie in FLEET_CACHE. They appear whole or not at all; Ctrl-C is safe at any
-    time, and what is unchanged is not built again.
+    ["fp16/2"]. Variants lie in FLEET_CACHE, or in configs/.cache. They appear whole or not at all;
+    Ctrl-C is safe at any time, and what is unchanged is not built again.
 
     Exit code 1: a variant is below min_agreement or min_cosine, and was not kept. 2: something is
     set wrong, or missing.
