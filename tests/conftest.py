@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 
@@ -19,6 +20,10 @@ for name in [name for name in os.environ if name.startswith("FLEET_")]:
 # would be in every process that is started here; now those start with the usual meaning.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# An example that takes long says that the machine is busy, not that the code is wrong.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # Set before anything imports the runtime, as the product's engine does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
