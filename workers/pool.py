@@ -30,8 +30,8 @@ from workers.instances import leasing
 from workers.instances.devices import Devices
 from workers.instances.discovery import Inventory
 from workers.instances.host import host_id
-from workers.instances.leases import Leases
-from workers.instances.leasing import Leasing, token_of
+from workers.instances.leases import Leases, token_of
+from workers.instances.leasing import Leasing
 from workers.keeper import Keeper
 from workers.processes import Death, Processes, pids
 from workers.rates import Rates

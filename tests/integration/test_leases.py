@@ -74,6 +74,17 @@ def test_workers_that_come_later_get_their_share(
     assert [worker.holds for worker in workers] == parts
 
 
+def test_a_worker_that_dies_again_and_again_counts_once(client: redis.Redis) -> None:
+    healthy = Tenant(client, "healthy", age=1, instances=FOUR)
+    healthy.turn()
+
+    for age in range(2, 8):
+        Tenant(client, "mad", age=age, instances=FOUR).turn()
+        healthy.turn()
+
+    assert healthy.leasing.share == 2
+
+
 def test_who_has_none_says_why_until_it_has_one(client: redis.Redis) -> None:
     one, two = (
         Tenant(client, f"w{age}", age=age, instances=FOUR[:1], ttl_s=TTL_S) for age in (1, 2)

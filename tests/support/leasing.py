@@ -9,7 +9,7 @@ import redis
 
 from producer.contract.names import Keys
 from workers.instances.instance import Instance, Kind
-from workers.instances.leases import Leases
+from workers.instances.leases import Leases, token_of
 from workers.instances.leasing import Leasing
 
 HOST = "test-host"
@@ -81,7 +81,7 @@ class Tenant:
     ) -> None:
         self.slots = Slots(wanted=len(instances) if wanted is None else wanted)
         self.losses = Losses()
-        leases = Leases(keys=Keys(), host=HOST, token=f"{name}@test/1.1", ttl_s=ttl_s)
+        leases = Leases(keys=Keys(), host=HOST, token=token_of(f"{name}@test", 1), ttl_s=ttl_s)
         self.leases = leases
         self.leasing = Leasing(
             client=client,

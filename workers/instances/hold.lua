@@ -2,26 +2,29 @@
 --
 -- KEYS  the host's hash of workers; then the lease of every instance that this worker may use
 -- ARGV  token of the worker, milliseconds that it counts as there and its leases last without another call,
---       milliseconds that a lease which ran out is remembered, what others shall know of it (empty: it leaves);
---       then for each lease 1 where the worker believes that it holds it (else 0)
--- out   the server's clock in milliseconds, 1 when the worker was not known to be there (else 0), tokens and words
---       of all workers of the host that are there, then for each lease its holder (empty: nobody) and the
---       milliseconds it lasts (below 0: it ran out)
+--       milliseconds that a lease which ran out is remembered, its node name, what others shall know of it (empty:
+--       it leaves); then for each lease 1 where the worker believes that it holds it (else 0)
+-- out   the server's clock in milliseconds, 1 when the worker was not known to be there (else 0), the words of all
+--       workers of the host that are there, then for each lease its holder (empty: nobody) and the milliseconds it
+--       lasts (below 0: it ran out)
+--
+-- A worker is there under its node's name: one that dies and is started again and again counts once.
 --
 -- A lease is a string, `until holder`, with a server's time. It stays for a while when it has run out: its holder
 -- may be alive and cut off, and others must be able to tell that from an instance that nobody used. Its holder may
 -- renew it as long as nobody took it, also where the server lost it.
 -- First write: DEL, of nothing; a full server allows it, and everything after it.
-local token, ttl_ms, remembered_ms, words = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local token, ttl_ms, remembered_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local node, words = ARGV[4], ARGV[5]
 redis.call('DEL', KEYS[1] .. ':none')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local unknown = 0
 if words == '' then
-  redis.call('HDEL', KEYS[1], token)
+  redis.call('HDEL', KEYS[1], node)
 else
-  unknown = redis.call('HSET', KEYS[1], token, string.format('%.0f ', now + ttl_ms) .. words)
+  unknown = redis.call('HSET', KEYS[1], node, string.format('%.0f ', now + ttl_ms) .. words)
   redis.call('EXPIRE', KEYS[1], math.ceil(remembered_ms / 1000))
 end
 local present, all = {}, redis.call('HGETALL', KEYS[1])
@@ -30,7 +33,6 @@ for i = 1, #all, 2 do
   if tonumber(until_ms) < now then
     redis.call('HDEL', KEYS[1], all[i])
   else
-    present[#present + 1] = all[i]
     present[#present + 1] = its_words
   end
 end
@@ -39,7 +41,7 @@ local leases = {}
 for i = 2, #KEYS do
   local lease = redis.call('GET', KEYS[i])
   local until_ms, holder = string.match(lease or '0 ', '^(%d+) (.*)$')
-  if holder == token or (not lease and ARGV[i + 3] == '1') then
+  if holder == token or (not lease and ARGV[i + 4] == '1') then
     until_ms, holder = now + ttl_ms, token
     redis.call('SET', KEYS[i], string.format('%.0f ', until_ms) .. token, 'PX', ttl_ms + remembered_ms)
   end

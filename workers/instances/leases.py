@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -83,7 +84,7 @@ class Leases:
             return Sight(
                 now_unix_s=now_ms / 1000,
                 unknown=unknown == 1,
-                present=tuple(map(_sharer, present[::2], present[1::2])),
+                present=tuple(map(_sharer, present)),
                 leases={
                     key: Held(holder=holder.decode(), left_s=left_ms / 1000)
                     for key, (holder, left_ms) in zip(instances, pairs, strict=True)
@@ -94,7 +95,7 @@ class Leases:
             script=_HOLD,
             keys=[self.keys.host(self.host), *map(self.keys.lease, instances)],
             args=[
-                *(self.token, *self._times_ms, _words(sharer)),
+                *(self.token, *self._times_ms, node_of(self.token), _words(sharer)),
                 *(int(key in believed) for key in instances),
             ],
             read=read,
@@ -139,16 +140,22 @@ class Leases:
         return int(self.ttl_s * 1000), _REMEMBERED_S * 1000
 
 
+def token_of(node: str, pid: int) -> str:
+    """Return what a worker signs its leases with; no other worker, nor a later one, does."""
+    return f"{node}/{pid}.{time.time_ns() // 1_000_000}"
+
+
+def node_of(token: str) -> str:
+    """Return the name of the worker that signs with ``token``."""
+    return token.rpartition("/")[0]
+
+
 def _words(sharer: Sharer | None) -> str:
     if sharer is None:
         return ""
-    return json.dumps({"since_unix_s": sharer.since_unix_s, "may_use": sorted(sharer.may_use)})
+    return json.dumps({**dataclasses.asdict(sharer), "may_use": sorted(sharer.may_use)})
 
 
-def _sharer(token: bytes, words: bytes) -> Sharer:
+def _sharer(words: bytes) -> Sharer:
     said = json.loads(words)
-    return Sharer(
-        since_unix_s=float(said["since_unix_s"]),
-        token=token.decode(),
-        may_use=frozenset(said["may_use"]),
-    )
+    return Sharer(**{**said, "may_use": frozenset(said["may_use"])})

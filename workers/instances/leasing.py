@@ -19,7 +19,7 @@ from workers.delivery.scripts import send
 from workers.hold_off import HoldOff
 from workers.instances import clock
 from workers.instances.instance import Instance
-from workers.instances.leases import Leases, Sight
+from workers.instances.leases import Leases, Sight, node_of
 from workers.instances.sharing import Sharer, least_wanted_first, next_step, share_of
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Leasing:
     def _learn(self, sight: Sight, *, until_s: float, lost: Mapping[str, str]) -> None:
         """Take in which leases are ours, and end what runs on an instance that is not."""
         self.holders = {
-            key: _node(held.holder) if held.left_s >= 0 else ""
+            key: node_of(held.holder) if held.left_s >= 0 else ""
             for key, held in sight.leases.items()
         }
         for key, held in sight.leases.items():
@@ -241,7 +241,7 @@ class Leasing:
         (taken,) = send(self._client, call)
         for key in taken:
             self._running.append(key)
-            self.holders[key] = _node(self._leases.token)
+            self.holders[key] = node_of(self._leases.token)
             self._slots.lease(self._numbers[key], until_s=sent_s + self._leases.ttl_s)
         if taken:
             logger.info("instances.leased", extra={"instances": json.dumps(taken)})
@@ -263,16 +263,6 @@ class Leasing:
         if not self.waiting:
             logger.warning("instance.waiting", extra={"why": waiting})
         self.waiting = waiting
-
-
-def _node(token: str) -> str:
-    """Return the name of the worker that signs with ``token``."""
-    return token.rpartition("/")[0]
-
-
-def token_of(node: str, pid: int) -> str:
-    """Return what a worker signs its leases with; no other worker, nor a later one, does."""
-    return f"{node}/{pid}.{time.time_ns() // 1_000_000}"
 
 
 def status(leasing: Leasing) -> dict[str, Any]:
