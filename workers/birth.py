@@ -57,7 +57,7 @@ def main() -> None:
     hello = Hello.read(sys.stdin.readline())
     if clock.now_s() > hello.lease.until_s:
         # The parent stood still since it looked: its instance may be another's by now.
-        os._exit(1)
+        os._exit(os.EX_TEMPFAIL)
 
     from workers.instance import run
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+import redis
 
 from producer.client import Client
+from producer.contract.names import Keys
 from tests.support.commands import FLEET, run_command
 from tests.support.engines import row, starts
 from tests.support.host import MODEL, running_host
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
+from tests.support.worker import alive
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
@@ -47,3 +51,23 @@ def test_a_second_worker_gets_its_half_a_third_waits_in_health_and_all_goes_back
     assert occupancy.overlaps() == []
     assert len(occupancy.instances()) == 2
     assert starts(log) == dict.fromkeys(range(1, 121), 1)
+
+
+def test_a_process_ends_at_once_when_another_worker_has_its_instance(
+    server: TestServer, client: redis.Redis, fleet: Client, log: Path
+) -> None:
+    with running_host(server, log, instances=1) as (host, _):
+        (worker,) = host.add()
+        host.wait_parts(1)
+        (pid,) = worker.instance_pids()
+        lease = Keys().lease(worker.instances()[0]["instance"])
+
+        # As if it had been cut off for longer than its lease.
+        client.set(lease, f"{(time.time() + 60) * 1000:.0f} other@test/1.1", px=60_000)
+        wait_until(lambda: not alive(pid), what="its end", timeout_s=5)
+        wait_until(lambda: worker.status()["waiting"], what="the worker to wait")
+        job = fleet.submit(MODEL, {"x": row(job=1)})
+        client.delete(lease)
+
+        assert job.reply(30).attempts == 1
+        assert worker.instance_pids() != [pid]
