@@ -180,7 +180,7 @@ class InstancePool(BasePool):
             "max-concurrency": self.limit,
             "processes": pids(self.processes.alive()),
             "models": list(self.models),
-            "instances": self.processes.report(),
+            "instances": self._instances(),
             "devices": self.devices.readings(),
             **leasing.status(self.leasing),
         }
@@ -189,7 +189,7 @@ class InstancePool(BasePool):
         """Return what `fleet status` shows of this worker, and bring Celery's own totals up to
         date.
         """
-        instances = self.processes.report()
+        instances = self._instances()
         self._count_for_celery(instances)
         return {
             "node": self.node,
@@ -198,11 +198,24 @@ class InstancePool(BasePool):
             "started_unix_s": self._began_unix_s,
             "state": "draining" if self._drain_deadline_s is not None else "running",
             "models": list(self.models),
-            "wanted": min(self.processes.wanted, self.leasing.share),
+            "wanted": self.wanted,
             **leasing.status(self.leasing),
             "answered_per_s": self._rates.look(instances, now_s=time.monotonic()),
             "instances": instances,
         }
+
+    def _instances(self) -> list[dict[str, Any]]:
+        """Return every instance that this worker runs on, or ran on, each with its holder."""
+        holders = self.leasing.holders
+        return [
+            {**each, "holder": holders.get(each["instance"], "")}
+            for each in self.processes.report()
+        ]
+
+    @property
+    def wanted(self) -> int:
+        """How many instances should run here: no more than this worker's share of its host."""
+        return min(self.processes.wanted, self.leasing.share)
 
     def running(self) -> int:
         """Return how many jobs the instances run at the moment, as they said last."""

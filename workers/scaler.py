@@ -151,7 +151,7 @@ class CeleryAutoscaler:
 
     def info(self) -> dict[str, Any]:
         policy = self._pool.scaler.policy
-        return {"max": policy.max, "min": policy.min, "current": self._pool.processes.wanted}
+        return {"max": policy.max, "min": policy.min, "current": self._pool.wanted}
 
     def start(self) -> None:
         """Celery starts what it made; the pool has started the scaler."""

@@ -81,6 +81,7 @@ def test_a_worker_uses_the_instances_that_are_named_in_their_order(named: Words)
         assert environ["OMP_NUM_THREADS"] == "1"
         assert "CUDA_VISIBLE_DEVICES" not in environ
     assert named["holders"] == dict.fromkeys(keys, "named@test")
+    assert {instance["holder"] for instance in named["instances"]} == {"named@test"}
 
 
 @pytest.mark.parametrize(

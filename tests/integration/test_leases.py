@@ -74,6 +74,20 @@ def test_workers_that_come_later_get_their_share(
     assert [worker.holds for worker in workers] == parts
 
 
+def test_a_worker_of_fewer_instances_gets_some_of_those_that_all_may_use(
+    client: redis.Redis,
+) -> None:
+    wide = Tenant(client, "wide", age=1, instances=FOUR)
+    narrow = Tenant(client, "narrow", age=2, instances=FOUR[:2])
+    wide.turn()
+
+    turns(wide, narrow, until=lambda: narrow.holds == 1)
+    turns(wide, narrow, most=3)
+
+    assert wide.slots.occupied == {2, 3}
+    assert narrow.holds == 1
+
+
 def test_a_worker_that_dies_again_and_again_counts_once(client: redis.Redis) -> None:
     healthy = Tenant(client, "healthy", age=1, instances=FOUR)
     healthy.turn()
