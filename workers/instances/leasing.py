@@ -129,11 +129,7 @@ class Leasing:
         self._leaving = True
         held = [*self._running, *self._returning]
         free = [key for key in held if self._slots.is_empty(self._numbers[key])]
-        calls = [self._leases.hold(None, (), frozenset())]
-        if free:
-            send(self._client, self._leases.give_back(free), *calls)
-        else:
-            send(self._client, *calls)
+        send(self._client, self._leases.give_back(free), self._leases.hold(None, (), frozenset()))
 
     # -- one turn
 
