@@ -221,13 +221,26 @@ def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
     """Return the file that variants are made of, as the model's only engine."""
     if runtime != ONNXRUNTIME:
         raise table.error("runtime", f"is {runtime!r}; variants are built for {ONNXRUNTIME} alone.")
-    precision = table.text("precision", "fp32")
+    table.text("precision", "fp32")
     table.texts("ladder", ())
-    source = build.source or _engines(table, folder, runtime, precision, build).get("fp32")
+    source = build.source or _listed_source(table, folder)
     table.raw("engines")
     if source is None:
         raise table.error("engines", "lists no fp32 to build from; name it as [build] source.")
     return _Engines(files={"fp32": source}, precision="fp32", ladder=(f"{SAME}/2",))
+
+
+def _listed_source(table: Table, folder: Path) -> Path | None:
+    """Return the fp32 file of [engines]. The others may be missing or wrong: they are why people
+    build.
+    """
+    files = table.table("engines")
+    listed = None
+    for name in files.names():
+        _check_precision(files, name)
+        if name == "fp32":
+            listed = _engine_file(files, name, folder, ONNXRUNTIME)
+    return listed
 
 
 def _runtime(table: Table) -> str:
@@ -267,7 +280,7 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
     path = folder / files.text(name, "model.onnx")
     if not path.is_file():
         there = [file.name for file in folder.iterdir() if file.suffix not in (".toml", ".md")]
-        hint = nearest(path.name, there) + _build(folder.name, name)
+        hint = nearest(path.name, there) + _without(folder.name, name)
         raise files.error(name, f"names {path}, which does not exist.{hint}")
     if runtime == ONNXRUNTIME and (problem := why_not_onnx(path)):
         raise files.error(name, f"names {path}, which {problem}.")
@@ -275,7 +288,7 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
         raise files.error(
             name,
             f"names {path}, which computes in float32: it would take as much memory as the model "
-            f"it stands in for.{_build(folder.name, name)}",
+            f"it stands in for.{_without(folder.name, name)}",
         )
     return path
 
@@ -285,6 +298,18 @@ def _build(model: str, precision: str) -> str:
     if precision not in _BUILT:
         return ""
     return f" Build it with `fleet build {model} --precision {precision}`."
+
+
+def _without(model: str, precision: str) -> str:
+    """Return what to do about a listed file that is of no use: what is listed goes before what was
+    built.
+    """
+    if precision not in _BUILT:
+        return ""
+    return (
+        f" Without this line the one is used that `fleet build {model} --precision {precision}` "
+        "makes."
+    )
 
 
 def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:

@@ -18,6 +18,7 @@ import pytest
 import redis
 
 from producer.client import Client
+from producer.contract.errors import ConfigError
 from tests import onnx_models
 from tests.support.building import built, digits_folder, ended, model_folder, reports, start_build
 from tests.support.commands import FLEET, run_command
@@ -29,6 +30,7 @@ from tests.support.waiting import wait_until
 from tests.support.worker import running_worker
 from workers.build.store import digest
 from workers.demo.digits import held_out
+from workers.models import load_model
 
 PRECISIONS: Final = ("fp16", "int8", "fp8")
 IMAGES: Final = 540
@@ -310,16 +312,24 @@ def test_a_metric_of_ones_own_is_reported_beside_that_of_fp32(tmp_path: Path) ->
 
 
 def test_a_committed_twin_stays_in_use_and_the_build_says_so(tmp_path: Path) -> None:
-    model_folder(
-        tmp_path,
-        onnx_models.linear,
-        toml='fp16 = "model.onnx"\n',
-    )
+    folder = model_folder(tmp_path, onnx_models.linear, toml='fp16 = "model_fp16.onnx"\n')
+    onnx_models.in_fp16(folder / "model.onnx")
 
     code, out, _ = ended(start_build(tmp_path, "my"))
 
     assert code == 0
     assert "[engines] in model.toml lists another fp16 file, which workers go on using" in out
+
+
+@pytest.mark.parametrize("listed", ["model.onnx", "nowhere.onnx"])
+def test_a_twin_that_is_none_does_not_stop_the_build_of_one(tmp_path: Path, listed: str) -> None:
+    folder = model_folder(tmp_path, onnx_models.linear, toml=f'fp16 = "{listed}"\n')
+
+    with pytest.raises(ConfigError, match="Without this line the one is used that `fleet build my"):
+        load_model(folder)
+    code, _, _ = ended(start_build(tmp_path, "my", "--precision", "fp16"))
+
+    assert code == 0
 
 
 @pytest.mark.parametrize(

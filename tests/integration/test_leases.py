@@ -99,6 +99,17 @@ def test_a_worker_that_dies_again_and_again_counts_once(client: redis.Redis) -> 
     assert healthy.leasing.share == 2
 
 
+@pytest.mark.parametrize("words", [b"", b"{}", b'{"since_unix_s": 1}', b"99999999999999 []"])
+def test_a_worker_that_speaks_otherwise_stops_nobody(client: redis.Redis, words: bytes) -> None:
+    client.hset(KEYS.host(HOST), "other@test", words)
+    client.hset(KEYS.host(HOST), "another@test", b"99999999999999 " + words)
+    (tenant,) = tenants(client, 1)
+
+    tenant.turn()
+
+    assert tenant.holds == 4
+
+
 def test_who_has_none_says_why_until_it_has_one(client: redis.Redis) -> None:
     one, two = (
         Tenant(client, f"w{age}", age=age, instances=FOUR[:1], ttl_s=TTL_S) for age in (1, 2)

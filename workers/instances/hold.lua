@@ -30,7 +30,7 @@ end
 local present, all = {}, redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local until_ms, its_words = string.match(all[i + 1], '^(%d+) (.*)$')
-  if tonumber(until_ms) < now then
+  if not until_ms or tonumber(until_ms) < now then
     redis.call('HDEL', KEYS[1], all[i])
   else
     present[#present + 1] = its_words

@@ -84,7 +84,7 @@ class Leases:
             return Sight(
                 now_unix_s=now_ms / 1000,
                 unknown=unknown == 1,
-                present=tuple(map(_sharer, present)),
+                present=tuple(filter(None, map(_sharer, present))),
                 leases={
                     key: Held(holder=holder.decode(), left_s=left_ms / 1000)
                     for key, (holder, left_ms) in zip(instances, pairs, strict=True)
@@ -156,6 +156,17 @@ def _words(sharer: Sharer | None) -> str:
     return json.dumps({**dataclasses.asdict(sharer), "may_use": sorted(sharer.may_use)})
 
 
-def _sharer(words: bytes) -> Sharer:
-    said = json.loads(words)
-    return Sharer(**{**said, "may_use": frozenset(said["may_use"])})
+def _sharer(words: bytes) -> Sharer | None:
+    """Return who said ``words``; None for a worker of another version that says it differently.
+
+    Its leases are respected all the same: they have one form.
+    """
+    try:
+        said = json.loads(words)
+        return Sharer(
+            since_unix_s=float(said["since_unix_s"]),
+            token=str(said["token"]),
+            may_use=frozenset(map(str, said["may_use"])),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
