@@ -19,6 +19,8 @@ class Reply:
     #: By output name; or what the model's postprocess hook returned.
     outputs: Any
     model: str = ""
+    #: What ran the model, with its version: ``onnxruntime 1.32.0``, ``tensorrt 11.4.0`` ...
+    runtime: str = ""
     #: Of the engine that answered: ``fp32``, ``fp16``, ``int8`` ...
     precision: str = ""
     #: Rows that ran together, of all jobs in the batch.

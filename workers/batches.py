@@ -156,11 +156,12 @@ def refused(job: Job, error: FleetError, *, model: str, worker: str) -> Answer:
 
 
 def answer_of(
-    job: Job, outcome: Outcome, *, model: str, worker: str, began_unix_s: float
+    job: Job, outcome: Outcome, *, model: str, runtime: str, worker: str, began_unix_s: float
 ) -> Answer:
     """Return the answer of a job that the engine ran."""
     about = {
         "model": model,
+        "runtime": runtime,
         "precision": outcome.precision,
         "batch_size": outcome.batch_size,
         "attempts": job.starts + 1,

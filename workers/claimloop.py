@@ -224,6 +224,7 @@ class ClaimLoop:
         closed = Closed.ALONE if begun.alone else batch.closed
         self._endings.count_batch(batch.model, closed, prepared, self._loading.runners[batch.model])
         worker = self._endings.worker
+        runtime = self._loading.runners[batch.model].runtime
         answers: list[Answer] = []
         for job, outcome in zip(begun.runs, outcomes, strict=True):
             if self._is_terminated(job):
@@ -231,7 +232,12 @@ class ClaimLoop:
             else:
                 answers.append(
                     answer_of(
-                        job, outcome, model=batch.model, worker=worker, began_unix_s=began_unix_s
+                        job,
+                        outcome,
+                        model=batch.model,
+                        runtime=runtime,
+                        worker=worker,
+                        began_unix_s=began_unix_s,
                     )
                 )
         self._endings.add_answers(batch.queue, answers)

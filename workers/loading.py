@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
-from workers.models import ModelSpec, load_models
+from workers.engines.choice import choice
+from workers.engines.nvidia import open_nvidia
+from workers.models import TENSORRT, ModelSpec, load_models
+from workers.plans.making import make_plans, workshop_of
 from workers.runner import ModelRunner
 from workers.settings import WorkerSettings
 from workers.shared_ceilings import SharedCeilings
@@ -96,6 +99,11 @@ class Loading:
     def _open(self, name: str) -> ModelRunner:
         spec = load_models(self._settings.config_dir, [name])[name]
         spec = _with_limits(spec, self._settings, self._names)
+        chosen = choice(spec)
+        said = {"model": name, "runtime": chosen.runtime, "reason": chosen.why}
+        logger.info("runtime.chosen", extra=said)
+        if chosen.runtime == TENSORRT:
+            self._make_plans(spec)
         runner = ModelRunner.load(spec, threads=self._settings.threads)
         if spec.memory_shared_by:
             self._leave_room(runner)
@@ -117,6 +125,14 @@ class Loading:
                     f"({fresh.spec.memory_limit_bytes}), which all models of this worker share: "
                     f"{error}"
                 ) from error
+
+    def _make_plans(self, spec: ModelSpec) -> None:
+        """Build the plans that are missing on this host; minutes may pass, and the status says so."""
+
+        def tell(text: str) -> None:
+            self._status.become(State.LOADING, f"{spec.name}: {text}")
+
+        make_plans(spec, workshop_of(open_nvidia()), tell=tell)
 
     def _failed(self, name: str, text: str) -> None:
         text = text.removeprefix(f"{name}: ")

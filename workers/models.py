@@ -18,10 +18,18 @@ from workers.build.options import BuildOptions, read_build
 from workers.build.store import find_variant
 from workers.half_precision import is_half_precision
 from workers.onnx_file import why_not_onnx
+from workers.plans.options import PlanOptions, ShapeRange, read_plan_options, read_shape_range
 from workers.tables import Table, nearest
 
 MODEL_FILE: Final = "model.toml"
 ONNXRUNTIME: Final = "onnxruntime"
+ONNXRUNTIME_CUDA: Final = "onnxruntime-cuda"
+ONNXRUNTIME_TENSORRT: Final = "onnxruntime-tensorrt"
+TENSORRT: Final = "tensorrt"
+#: TensorRT where a GPU and TensorRT are there, else ONNX Runtime; `workers.engines.choice` decides.
+AUTO: Final = "auto"
+#: What runs ONNX files; any other runtime is ``module:Class``, an engine of one's own.
+RUNTIMES: Final = (AUTO, TENSORRT, ONNXRUNTIME, ONNXRUNTIME_CUDA, ONNXRUNTIME_TENSORRT)
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8", "fp8")
 _HALF_PRECISIONS: Final = ("fp16", "bf16")
 #: What `fleet build` makes of an fp32 file.
@@ -58,7 +66,7 @@ class ModelSpec:
 
     name: str
     folder: Path
-    #: ``onnxruntime``, or ``module:Class`` for an engine of one's own.
+    #: One of `RUNTIMES`, or ``module:Class`` for an engine of one's own.
     runtime: str
     #: The file of each precision; ``None`` where the engine needs none.
     engines: Mapping[str, Path | None]
@@ -76,6 +84,8 @@ class ModelSpec:
     batch_axes_in: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     batch_axes_out: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     probe_hints: Mapping[str, ProbeHint] = dataclasses.field(default_factory=dict)
+    #: The sizes of free axes that TensorRT makes a plan for, by input.
+    shape_ranges: Mapping[str, ShapeRange] = dataclasses.field(default_factory=dict)
     #: Weights and activations of all engines of this model in one process; ``None``: no limit.
     memory_limit_bytes: int | None = None
     #: The models of a process that share the limit, where it is the worker's; else it is this
@@ -93,6 +103,8 @@ class ModelSpec:
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     #: How `fleet build` makes what [engines] does not list.
     build: BuildOptions = dataclasses.field(default_factory=BuildOptions)
+    #: How TensorRT's plans of it are made.
+    plans: PlanOptions = dataclasses.field(default_factory=PlanOptions)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -129,7 +141,8 @@ def load_source(folder: Path) -> ModelSpec:
 
     Variants that the file asks for and that nobody has built yet are no mistake here.
     """
-    return _read_model(folder, _source)
+    # Variants are looked at where every machine can run them.
+    return dataclasses.replace(_read_model(folder, _source), runtime=ONNXRUNTIME)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,19 +166,22 @@ def _read_model(
     build = read_build(table, folder)
     engines = choose(table, folder, runtime, build)
     first_chunk_bytes = table.whole("memory_first_chunk_bytes", _MIB, least=256)
+    max_batch_size = table.whole("max_batch_size", 32, least=1)
+    hints, ranges = _probe_hints(table)
     spec = ModelSpec(
         name=folder.name,
         folder=folder,
         runtime=runtime,
         engines=engines.files,
         precision=engines.precision,
-        max_batch_size=table.whole("max_batch_size", 32, least=1),
+        max_batch_size=max_batch_size,
         max_batch_bytes=table.whole("max_batch_bytes", 64 * _MIB, least=1),
         max_queue_delay_s=table.number("max_queue_delay_s", 0.0),
         time_limit_s=_time_limit(table),
         batch_axes_in=_axes(table, "inputs"),
         batch_axes_out=_axes(table, "outputs"),
-        probe_hints=_probe_hints(table),
+        probe_hints=hints,
+        shape_ranges=ranges,
         memory_limit_bytes=_memory_limit(table, first_chunk_bytes),
         memory_first_chunk_bytes=first_chunk_bytes,
         ladder=engines.ladder,
@@ -173,6 +189,7 @@ def _read_model(
         tolerance=table.number("tolerance", 1e-3),
         options=dict(_options(table)),
         build=build,
+        plans=read_plan_options(table, max_batch_size=max_batch_size),
     )
     table.finish()
     return spec
@@ -219,18 +236,18 @@ def _missing(folder: Path, precision: str) -> str:
 
 def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:
     """Return the file that variants are made of, as the model's only engine."""
-    if runtime != ONNXRUNTIME:
-        raise table.error("runtime", f"is {runtime!r}; variants are built for {ONNXRUNTIME} alone.")
+    if runtime not in RUNTIMES:
+        raise table.error("runtime", f"is {runtime!r}; variants are built of ONNX files alone.")
     table.text("precision", "fp32")
     table.texts("ladder", ())
-    source = build.source or _listed_source(table, folder)
+    source = build.source or _listed_source(table, folder, runtime)
     table.raw("engines")
     if source is None:
         raise table.error("engines", "lists no fp32 to build from; name it as [build] source.")
     return _Engines(files={"fp32": source}, precision="fp32", ladder=(f"{SAME}/2",))
 
 
-def _listed_source(table: Table, folder: Path) -> Path | None:
+def _listed_source(table: Table, folder: Path, runtime: str) -> Path | None:
     """Return the fp32 file of [engines]. The others may be missing or wrong: they are why people
     build.
     """
@@ -239,15 +256,18 @@ def _listed_source(table: Table, folder: Path) -> Path | None:
     for name in files.names():
         _check_precision(files, name)
         if name == "fp32":
-            listed = _engine_file(files, name, folder, ONNXRUNTIME)
+            listed = _engine_file(files, name, folder, runtime)
     return listed
 
 
 def _runtime(table: Table) -> str:
-    runtime = table.text("runtime", ONNXRUNTIME)
+    runtime = table.text("runtime", AUTO)
     module, colon, name = runtime.partition(":")
-    if runtime != ONNXRUNTIME and not (colon and name.isidentifier() and module):
-        raise table.error("runtime", f'must be "{ONNXRUNTIME}" or "module:Class", not {runtime!r}.')
+    if runtime not in RUNTIMES and not (colon and name.isidentifier() and module):
+        raise table.error(
+            "runtime",
+            f'must be "module:Class" or one of ours, not {runtime!r}.{nearest(runtime, RUNTIMES)}',
+        )
     return runtime
 
 
@@ -256,7 +276,7 @@ def _engines(
 ) -> dict[str, Path | None]:
     """Return the file of each precision; an engine of one's own may list precisions alone."""
     listed = table.raw("engines")
-    if runtime != ONNXRUNTIME and (listed is None or isinstance(listed, list)):
+    if runtime not in RUNTIMES and (listed is None or isinstance(listed, list)):
         names = table.texts("engines", (precision,))
         for name in names:
             _check_precision(table, name)
@@ -282,7 +302,7 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
         there = [file.name for file in folder.iterdir() if file.suffix not in (".toml", ".md")]
         hint = nearest(path.name, there) + _without(folder.name, name)
         raise files.error(name, f"names {path}, which does not exist.{hint}")
-    if runtime == ONNXRUNTIME and (problem := why_not_onnx(path)):
+    if runtime in RUNTIMES and (problem := why_not_onnx(path)):
         raise files.error(name, f"names {path}, which {problem}.")
     if name in _HALF_PRECISIONS and path.suffix == ".onnx" and not is_half_precision(path):
         raise files.error(
@@ -353,20 +373,25 @@ def _axes(table: Table, side: str) -> dict[str, int | None]:
     return axes
 
 
-def _probe_hints(table: Table) -> dict[str, ProbeHint]:
-    """Return what the file says about probing each input; also refuses unknown keys below both."""
+def _probe_hints(table: Table) -> tuple[dict[str, ProbeHint], dict[str, ShapeRange]]:
+    """Return what the file says about probing each input, and about the sizes it may have; also
+    refuses unknown keys below inputs and outputs.
+    """
     hints: dict[str, ProbeHint] = {}
+    ranges: dict[str, ShapeRange] = {}
     inputs, outputs = table.table("inputs"), table.table("outputs")
     for name in inputs.names():
         tensor = inputs.table(name)
         tensor.raw("batch_axis")
         hints[name] = ProbeHint(shape=_probe_shape(tensor), largest=tensor.number("probe_max", 1.0))
+        if sizes := read_shape_range(tensor):
+            ranges[name] = sizes
         tensor.finish()
     for name in outputs.names():
         tensor = outputs.table(name)
         tensor.raw("batch_axis")
         tensor.finish()
-    return hints
+    return hints, ranges
 
 
 def _probe_shape(tensor: Table) -> tuple[int, ...] | None:

@@ -75,6 +75,7 @@ class ModelRunner:
         self.runtime = main.runtime
         #: Ceilings are shared by instances that say the same here.
         self.memory_kind = memory_kind(spec, main)
+        self.why_runtime = main.why_runtime
         self._inputs = _inputs(spec, main)
         self._outputs = _outputs(spec, main)
         self._axes_in = {tensor.name: tensor.batch_axis for tensor in self._inputs}
@@ -149,6 +150,7 @@ class ModelRunner:
         return {
             "model": self.spec.name,
             "runtime": self.runtime,
+            "why_runtime": self.why_runtime,
             "precision": self.spec.precision,
             "engines": {
                 precision: path.name if path else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -13,9 +14,22 @@ from typing import Any, Final
 
 from producer.contract.errors import BadRequest, ConfigError, EngineFailed, FleetError
 from workers.batching.stacking import Array
-from workers.models import ONNXRUNTIME, ModelSpec, TensorSpec
+from workers.models import (
+    ONNXRUNTIME,
+    ONNXRUNTIME_CUDA,
+    ONNXRUNTIME_TENSORRT,
+    TENSORRT,
+    ModelSpec,
+    TensorSpec,
+)
 
-_ENGINES: Final = {ONNXRUNTIME: "workers.engines.onnxrt:OnnxRuntimeEngine"}
+_ENGINES: Final = {
+    **dict.fromkeys(
+        (ONNXRUNTIME, ONNXRUNTIME_CUDA, ONNXRUNTIME_TENSORRT),
+        "workers.engines.onnxrt:OnnxRuntimeEngine",
+    ),
+    TENSORRT: "workers.engines.trt:TensorRtEngine",
+}
 
 
 class EngineRefused(FleetError):
@@ -53,6 +67,8 @@ class Engine(abc.ABC):
     outputs: tuple[TensorSpec, ...]
     #: Name and version of the runtime, for people.
     runtime: str
+    #: Why it is that one, for people.
+    why_runtime: str = ""
     #: False: after ``OutOfMemory`` it is closed at once, and opened anew before its next run.
     usable_after_out_of_memory: bool = True
     #: The kind of memory it lives in. What fits in one fits in others that are called the same.
@@ -69,6 +85,10 @@ class Engine(abc.ABC):
 
 def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
     """Open one precision of ``spec``, importing its runtime now and not before."""
+    from workers.engines.choice import choice
+
+    chosen = choice(spec)
+    spec = dataclasses.replace(spec, runtime=chosen.runtime)
     kind = _engine_class(spec)
     try:
         engine = kind(spec, precision, threads=threads)
@@ -80,6 +100,7 @@ def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
         ) from error
     if not isinstance(engine, Engine):
         raise ConfigError(f"{spec.name}: {spec.runtime} is not a workers.engines.base.Engine.")
+    engine.why_runtime = chosen.why
     return engine
 
 

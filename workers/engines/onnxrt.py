@@ -1,4 +1,5 @@
-"""ONNX Runtime on the CPU: the only file that imports onnxruntime.
+"""ONNX Runtime on the CPU, or through its CUDA and TensorRT providers: the only file that imports
+onnxruntime.
 
 A memory limit is enforced by the runtime's own arena. A model's limit is an arena of its own,
 shared by its precisions; a worker's is one arena for all models of the process. An arena is
@@ -12,6 +13,7 @@ on every session of the process gives back after a run what it took for it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -29,7 +31,13 @@ from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.stacking import Array
 from workers.engines.base import Engine, EngineRefused, one_line
 from workers.engines.out_of_memory import is_out_of_memory
-from workers.models import ModelSpec, TensorSpec
+from workers.models import (
+    ONNXRUNTIME,
+    ONNXRUNTIME_CUDA,
+    ONNXRUNTIME_TENSORRT,
+    ModelSpec,
+    TensorSpec,
+)
 
 _AVAILABLE: Final = re.compile(r"Available memory of ([0-9]+)")
 
@@ -50,6 +58,13 @@ _DTYPES: Final = {
 #: were the least value of FP8: of 534 right answers of the digits 428 remain (onnxruntime 1.32).
 _WRONG_IN: Final = {"fp8": ["ReluQuantRewrite"]}
 
+#: The provider that a runtime of a model's file asks for, and gets, or the model is not served.
+_PROVIDERS: Final = {
+    ONNXRUNTIME: "CPUExecutionProvider",
+    ONNXRUNTIME_CUDA: "CUDAExecutionProvider",
+    ONNXRUNTIME_TENSORRT: "TensorrtExecutionProvider",
+}
+
 #: Larger than any limit: an arena in which weights are measured, not limited.
 _NO_LIMIT_BYTES: Final = 1 << 44
 
@@ -69,9 +84,10 @@ class OnnxRuntimeEngine(Engine):
     def __init__(self, spec: ModelSpec, precision: str, *, threads: int) -> None:
         if spec.options:
             raise ConfigError(f"{spec.name}: onnxruntime takes no [options].")
-        self.runtime = f"onnxruntime {ort.__version__}"
+        self.runtime = f"{spec.runtime} {ort.__version__}"
         self._where = f"{spec.name} {precision}"
-        limited = spec.memory_limit_bytes is not None
+        # A provider on a GPU has a limit of its own.
+        limited = spec.memory_limit_bytes is not None and spec.runtime == ONNXRUNTIME
         if limited:
             _arenas.use(spec)
         try:
@@ -189,6 +205,7 @@ def register_arena(limit_bytes: int, *, first_chunk_bytes: int) -> None:
 
 def weights_bytes(spec: ModelSpec, *, threads: int = 1) -> dict[str, int]:
     """Return what each engine of ``spec`` takes in an arena before it has run anything."""
+    spec = dataclasses.replace(spec, runtime=ONNXRUNTIME)
     _arenas.forget()
     register_arena(_NO_LIMIT_BYTES, first_chunk_bytes=spec.memory_first_chunk_bytes)
     sessions = []
@@ -214,22 +231,23 @@ def _open_session(spec: ModelSpec, precision: str, *, threads: int) -> Any:
     path = spec.engines[precision]
     if path is None:
         raise ConfigError(f"{spec.name}: onnxruntime needs a file for {precision}.")
+    providers = _providers(spec)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _ONLY_FATAL
     # Instances share a host's cores; a pool that spins takes them from each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if spec.memory_limit_bytes is not None:
+    if spec.memory_limit_bytes is not None and spec.runtime == ONNXRUNTIME:
         options.add_session_config_entry("session.use_env_allocators", "1")
         # A pattern asks for the peak in one piece from the second run on: what fitted once
         # would not fit again.
         options.enable_mem_pattern = False
     try:
-        return ort.InferenceSession(
+        session = ort.InferenceSession(
             str(path),
             options,
-            providers=["CPUExecutionProvider"],
+            providers=providers,
             disabled_optimizers=_WRONG_IN.get(precision),
         )
     except Exception as error:
@@ -238,6 +256,40 @@ def _open_session(spec: ModelSpec, precision: str, *, threads: int) -> Any:
                 f"{spec.name}: the weights of {precision} do not fit in memory: {one_line(error)}"
             ) from error
         raise ConfigError(f"{path}: onnxruntime cannot load it: {one_line(error)}") from error
+    # A provider that cannot start is left out without an exception, and the CPU would answer.
+    if (runs := session.get_providers()[0]) != _PROVIDERS[spec.runtime]:
+        raise ConfigError(
+            f"{spec.name}: runtime is {spec.runtime!r}, but onnxruntime runs it with {runs}. Look "
+            "at the driver, CUDA and cuDNN of this machine."
+        )
+    return session
+
+
+def why_no_provider(runtime: str) -> str:
+    """Return why onnxruntime cannot run as ``runtime`` at all, or nothing."""
+    wanted, there = _PROVIDERS[runtime], ort.get_available_providers()
+    if wanted in there:
+        return ""
+    return f"this onnxruntime has no {wanted}, only {', '.join(there)}"
+
+
+def _providers(spec: ModelSpec) -> list[Any]:
+    """Return what a session may run with: the provider that was asked for, and beside one on a GPU
+    the CPU for the few nodes that it has no kernels for.
+    """
+    if why := why_no_provider(spec.runtime):
+        raise ConfigError(
+            f'{spec.name}: runtime is {spec.runtime!r}, but {why}. Install the extra "worker-gpu" '
+            'in place of "worker".'
+        )
+    if spec.runtime == ONNXRUNTIME:
+        return [_PROVIDERS[ONNXRUNTIME]]
+    given = {"arena_extend_strategy": "kSameAsRequested"}
+    if spec.memory_limit_bytes is not None:
+        given["gpu_mem_limit"] = str(spec.memory_limit_bytes)
+    cuda = (_PROVIDERS[ONNXRUNTIME_CUDA], given)
+    first = [_PROVIDERS[ONNXRUNTIME_TENSORRT]] if spec.runtime == ONNXRUNTIME_TENSORRT else []
+    return [*first, cuda, _PROVIDERS[ONNXRUNTIME]]
 
 
 def _check_limit(spec: ModelSpec, precision: str, session: Any, *, threads: int) -> None:
