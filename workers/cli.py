@@ -137,6 +137,11 @@ def demo(*, as_json: bool) -> None:
 @click.option(
     "--keep-fp32", multiple=True, metavar="NODE", help="Leave this node in fp32. May be repeated."
 )
+@click.option(
+    "--plans",
+    is_flag=True,
+    help="Instead: TensorRT's plans of what is served, for the GPU here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 def build(
     *,
@@ -145,6 +150,7 @@ def build(
     calibrate: Path | None,
     metric: str | None,
     keep_fp32: tuple[str, ...],
+    plans: bool,
     as_json: bool,
 ) -> None:
     """Make fp16, int8 and fp8 variants of a model, and say how good they are.
@@ -165,9 +171,20 @@ def build(
     ["fp16/2"]. Variants lie in FLEET_CACHE, or in configs/.cache. They appear whole or not at all;
     Ctrl-C is safe at any time, and what is unchanged is not built again.
 
+    With --plans, plans of the engines that model.toml serves are built for the first GPU that this
+    process sees, as a worker does at its start; build them before a rollout, and workers start at
+    once. Another kind of GPU: CUDA_VISIBLE_DEVICES=<uuid> fleet build my --plans
+
     Exit code 1: a variant is below min_agreement or min_cosine, and was not kept. 2: something is
     set wrong, or missing.
     """
+    if plans:
+        if precisions or calibrate or metric or keep_fp32:
+            raise click.UsageError("--plans goes with no other option but --json.")
+        from workers.plans.command import build_plans
+
+        build_plans(model, as_json=as_json)
+        return
     from workers.build.command import Asked
     from workers.build.command import build as run
 

@@ -127,7 +127,7 @@ class Loading:
                 ) from error
 
     def _make_plans(self, spec: ModelSpec) -> None:
-        """Build the plans that are missing on this host; minutes may pass, and the status says so."""
+        """Build the plans that are missing on this host; the status says how far that is."""
 
         def tell(text: str) -> None:
             self._status.become(State.LOADING, f"{spec.name}: {text}")

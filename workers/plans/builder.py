@@ -53,12 +53,13 @@ def build(
     # TensorRT cannot be interrupted while it has this thread, and no signal's handler would run.
     thread = threading.Thread(target=making.run, name="plan", daemon=True)
     thread.start()
+    # Not `join`: a thread whose join was interrupted passes for one that has stopped.
     try:
-        while thread.is_alive():
-            thread.join(_LOOK_EVERY_S)
+        while not making.ended.wait(_LOOK_EVERY_S):
+            pass
     except BaseException:
         making.unwanted.set()
-        thread.join(_STOPS_WITHIN_S)
+        making.ended.wait(_STOPS_WITHIN_S)
         raise
     if making.error is not None:
         raise making.error
@@ -82,7 +83,7 @@ class _Making:
         self._trt, self._journal = trt, journal
         self._spec, self._onnx = spec, onnx
         self._timing_cache, self._tell = timing_cache, tell
-        self.unwanted = threading.Event()
+        self.unwanted, self.ended = threading.Event(), threading.Event()
         self.built: Built | None = None
         self.error: Exception | None = None
 
@@ -95,16 +96,18 @@ class _Making:
         except Exception as error:  # noqa: BLE001 - a binding may raise anything
             text = f"{type(error).__name__}: {error}"
             self.error = EngineFailed(f"{self._onnx}: TensorRT cannot build it: {text}")
+        finally:
+            self.ended.set()
 
     def _build(self) -> Built:
         builder = self._trt.Builder(self._journal.logger)
         if builder is None:
             raise self._failed("there is no builder")
-        builder.error_recorder = self._journal.recorder
+        # No error recorder: a parser whose network has one crashes the process when it is freed
+        # (tensorrt-rtx 1.7). Without one, errors are in the log.
         network = builder.create_network(0)
         if network is None:
             raise self._failed("there is no network")
-        # Freed before the network that it writes into.
         parser = self._trt.OnnxParser(network, self._journal.logger)
         self._parse(parser, network)
         config = self._config(builder)
@@ -115,7 +118,6 @@ class _Making:
             raise self._failed("there is no plan")
         cache = config.get_timing_cache()
         measured = cache.serialize() if cache is not None else None
-        del parser
         return Built(plan=bytes(plan), timing_cache=bytes(measured) if measured else b"")
 
     def _parse(self, parser: Any, network: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from producer.contract.errors import ConfigError
 from workers.models import ModelSpec
+from workers.tables import nearest
 
 Shape = tuple[int, ...]
 
@@ -37,6 +38,7 @@ def profiles(spec: ModelSpec, inputs: Inputs, outputs: Sequence[str]) -> list[Pr
 
     ConfigError for an axis that is free and that the model's file says nothing of.
     """
+    _check_names(spec, inputs)
     if all(None not in shape for shape in inputs.values()):
         return []
     counts = [(rows, rows) for rows in row_counts(spec)]
@@ -48,6 +50,15 @@ def profiles(spec: ModelSpec, inputs: Inputs, outputs: Sequence[str]) -> list[Pr
     ]
     # A batch axis that the file fixes makes the same profile for every number of rows.
     return [profile for place, profile in enumerate(made) if profile not in made[:place]]
+
+
+def _check_names(spec: ModelSpec, inputs: Inputs) -> None:
+    """Refuse a name that the file has no input of: TensorRT takes a profile for it in silence."""
+    for name in (*spec.shape_ranges, *spec.batch_axes_in, *spec.probe_hints):
+        if name not in inputs:
+            raise ConfigError(
+                f"{spec.name}: the model has no input {name!r}.{nearest(name, inputs)}"
+            )
 
 
 def row_counts(spec: ModelSpec) -> tuple[int, ...]:

@@ -63,7 +63,10 @@ ENGINES = '\n[engines]\nfp32 = "model.onnx"\n'
         ('max_batch_size = "8"' + ENGINES, "max_batch_size must be a whole number"),
         ("max_queue_delay_s = -1" + ENGINES, "max_queue_delay_s must be a number of at least 0"),
         ("max_queue_delay_s = nan" + ENGINES, "max_queue_delay_s must be a number"),
-        ('runtime = "onnxrt"' + ENGINES, 'runtime must be "onnxruntime" or "module:Class"'),
+        (
+            'runtime = "onnxrt"' + ENGINES,
+            'runtime must be "module:Class" or one of ours, .* Did you mean .onnxruntime',
+        ),
         ('precision = "fp16"' + ENGINES, r"precision is 'fp16', but \[engines\] has no such"),
         ('ladder = ["fp16"]' + ENGINES, "ladder steps look like 'fp16/2'"),
         ('ladder = ["fp16/2"]' + ENGINES, r"ladder names fp16, but \[engines\] has no such"),
