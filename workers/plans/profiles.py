@@ -112,7 +112,8 @@ def _row_shapes(
             raise ConfigError(
                 f"{spec.name}: axis {free[0]} of input {name!r} may have any size, and TensorRT "
                 f"makes plans for a range of them: write min_shape and max_shape below "
-                f"[inputs.{name}], each the whole shape of one row."
+                f"[inputs.{name}], each the whole shape of one row; or serve it with runtime = "
+                '"onnxruntime-cuda".'
             )
         fixed = probed or tuple(1 if size is None else size for size in shape)
         rows = (fixed, fixed, fixed)
