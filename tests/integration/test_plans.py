@@ -28,11 +28,13 @@ from workers.plans.builder import Built, build
 pytestmark = pytest.mark.filterwarnings(QUIET)
 
 
-def plan_of(spec: ModelSpec, precision: str = "fp32", **told: Callable[[float], None]) -> Built:
+def plan_of(
+    spec: ModelSpec, precision: str = "fp32", *, tell: Callable[[float], None] = lambda _share: None
+) -> Built:
     made = workshop()
     onnx_file = spec.engines[precision]
     assert onnx_file is not None
-    return build(made.trt, made.journal, spec, onnx_file, **told)
+    return build(made.trt, made.journal, spec, onnx_file, tell=tell)
 
 
 def spec_of(tmp_path: Path, write: Callable[[Path], None], toml: str = "") -> ModelSpec:

@@ -9,7 +9,7 @@ import pytest
 
 from producer.contract.errors import ConfigError
 from tests.onnx_models import DIGITS
-from workers.engines import choice as choosing
+from workers.engines import nvidia
 from workers.engines.base import open_engine
 from workers.engines.choice import Surroundings, choice, choose, look_around
 from workers.models import (
@@ -74,7 +74,7 @@ def test_what_a_file_says_is_not_changed() -> None:
 
 def test_an_instance_of_cpu_cores_does_not_look_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_INSTANCE_KEY", "cpu-1234/0")
-    monkeypatch.setattr(choosing.nvidia, "why_no_gpu", lambda: pytest.fail("it looked"))
+    monkeypatch.setattr(nvidia, "why_no_gpu", lambda: pytest.fail("it looked"))
     look_around.cache_clear()
 
     here = look_around()
