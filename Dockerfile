@@ -24,6 +24,8 @@ COPY producer producer
 COPY workers workers
 # The user below may write nothing, so bytecode is made now.
 RUN python -m compileall -q producer workers
+# What workers build for their GPU; a named volume that is laid over it belongs to them as well.
+RUN mkdir /cache && chown fleet /cache
 USER fleet
 # `fleet worker` becomes Celery itself: signals reach it as process 1, without a shell between. Until
 # it handles SIGTERM the signal is held back, since process 1 would never see it otherwise.

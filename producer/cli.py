@@ -191,7 +191,10 @@ def _instance_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
                 f"{instance['state']}: {text}" if text else instance["state"],
                 f"{instance.get('for_s', 0):.0f} s",
                 str(instance.get("loads", 0)),
-                ", ".join(sorted(instance.get("models", {}))),
+                ", ".join(
+                    f"{name} ({runtime})" if (runtime := about.get("runtime")) else name
+                    for name, about in sorted(instance.get("models", {}).items())
+                ),
             )
 
 
