@@ -9,7 +9,9 @@ import logging
 from pathlib import Path
 
 import pytest
+import redis
 
+from producer.contract.names import Keys
 from tests.onnx_models import linear
 from tests.support.building import model_folder
 from tests.support.cuda_on_host import CudaOnHost
@@ -20,6 +22,7 @@ from workers.engines.nvidia import Nvidia
 from workers.loading import Loading
 from workers.plans.store import plans_folder
 from workers.settings import WorkerSettings
+from workers.shared_ceilings import SharedCeilings
 from workers.status import State, Status
 
 pytestmark = pytest.mark.filterwarnings(QUIET)
@@ -48,7 +51,8 @@ def test_missing_plans_are_built_while_the_instance_loads_and_says_so(
     folder = model_folder(tmp_path, linear)
     (folder / "model.toml").write_text('runtime = "tensorrt"\n[engines]\nfp32 = "model.onnx"\n')
     status = Seen()
-    loading = Loading(WorkerSettings(config_dir=tmp_path), ["my"], status)
+    unused = SharedCeilings(redis.Redis(), Keys())
+    loading = Loading(WorkerSettings(config_dir=tmp_path), ["my"], status, unused)
 
     with caplog.at_level(logging.INFO, "workers"):
         loading.load(["my"])
