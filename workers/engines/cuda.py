@@ -87,11 +87,6 @@ class Cuda:
             driver=f"{version // 1000}.{version % 1000 // 10}",
         )
 
-    def free_bytes(self) -> int:
-        """Return how much of the device's memory nobody has taken."""
-        free, _total = self.checked(self._cudart.cudaMemGetInfo())
-        return int(free)
-
     def check_alive(self) -> None:
         """Raise EngineLost when an error of before stays for good; forget one that does not."""
         self._cudart.cudaGetLastError()
@@ -141,11 +136,17 @@ class Cuda:
             return values[0] if len(values) == 1 else tuple(values)
         text = self._text(error)
         if int(error) == CUDA_OUT_OF_MEMORY:
-            asked = f"; {wanted} bytes were asked for" if wanted is not None else ""
-            raise OutOfMemory(f"CUDA error 2: {text}{asked}")
+            raise OutOfMemory(f"CUDA error 2: {text}{self._asked(wanted)}")
         if error.name in STICKY:
             raise EngineLost(f"CUDA error {int(error)}: {text}. This process cannot go on.")
         raise EngineFailed(f"CUDA error {int(error)}: {text}")
+
+    def _asked(self, wanted: int | None) -> str:
+        """Return how much was asked for, and how much of the device nobody has taken."""
+        if wanted is None:
+            return ""
+        _error, free, _total = self._cudart.cudaMemGetInfo()
+        return f"; {wanted} bytes were asked for, {free} are free"
 
     def _text(self, error: Any) -> str:
         _, said = self._cudart.cudaGetErrorString(error)

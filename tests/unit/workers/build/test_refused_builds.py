@@ -217,7 +217,7 @@ def test_an_engine_of_ones_own_has_no_variants(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, onnx_models.linear)
     (folder / "model.toml").write_text('runtime = "tests.support.engines:Scripted"\n')
 
-    with pytest.raises(ConfigError, match="variants are built for onnxruntime alone"):
+    with pytest.raises(ConfigError, match="variants are built of ONNX files alone"):
         load_source(folder)
 
 
