@@ -73,11 +73,15 @@ class TensorRtOnHost:
         self.executed: list[dict[str, tuple[int, ...]]] = []
         self.contexts_made = 0
 
-    def Runtime(self, logger: Any) -> Runtime | None:
-        return None if self.fails("Runtime", logger) else Runtime(self, logger)
+    def Runtime(self, logger: Any) -> Runtime:
+        if self.fails("Runtime", logger):
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+        return Runtime(self, logger)
 
-    def Builder(self, logger: Any) -> Any:
-        return None if self.fails("Builder", logger) else Builder(self, logger)
+    def Builder(self, logger: Any) -> Builder:
+        if self.fails("Builder", logger):
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+        return Builder(self, logger)
 
     def OnnxParser(self, _network: Any, _logger: Any) -> Any:
         return SimpleNamespace(parse_from_file=lambda _path: True, num_errors=0)
@@ -134,7 +138,7 @@ class Runtime:
     def deserialize_cuda_engine(self, plan: bytes) -> CudaEngine | None:
         if self._trt.fails("deserialize_cuda_engine", self._logger, self.error_recorder):
             return None
-        return CudaEngine(self._trt, self._logger, json.loads(plan))
+        return CudaEngine(self._trt, self._logger, self.error_recorder, json.loads(plan))
 
     def __del__(self) -> None:
         self._trt.freed.append("runtime")
@@ -143,8 +147,8 @@ class Runtime:
 class CudaEngine:
     """One plan: ``tensors`` by name with kind, mode and shape; ``profiles`` with ranges."""
 
-    def __init__(self, trt: TensorRtOnHost, logger: Any, said: Any) -> None:
-        self.trt, self.logger, self.said = trt, logger, said
+    def __init__(self, trt: TensorRtOnHost, logger: Any, recorder: Any, said: Any) -> None:
+        self.trt, self.logger, self.error_recorder, self.said = trt, logger, recorder, said
         self._names = list(said["tensors"])
         self.num_io_tensors = len(self._names)
         self.num_optimization_profiles = len(said["profiles"])
@@ -187,7 +191,6 @@ class CudaEngine:
 class ExecutionContext:
     def __init__(self, engine: CudaEngine) -> None:
         self._engine, self._trt = engine, engine.trt
-        self.error_recorder: Any = None
         self._profile = -1
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
@@ -259,7 +262,7 @@ class ExecutionContext:
         return np.ctypeslib.as_array(raw).view(kind).reshape(shape)
 
     def _fails(self, name: str) -> bool:
-        return self._trt.fails(name, self._engine.logger, self.error_recorder)
+        return self._trt.fails(name, self._engine.logger, self._engine.error_recorder)
 
     def __del__(self) -> None:
         self._trt.freed.append("context")

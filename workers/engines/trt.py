@@ -97,11 +97,11 @@ class TensorRtEngine(Engine):
     # -- opening
 
     def _open(self, plan: bytes) -> None:
-        trt, journal = self._gpu.trt, self._gpu.journal
-        journal.clear()
-        self._runtime = trt.Runtime(journal.logger)
+        journal = self._gpu.journal
+        self._runtime = journal.create(self._gpu.trt.Runtime)
         if self._runtime is None:
             raise self._failed("there is no runtime")
+        # Passed on by it to the engine and the contexts.
         self._runtime.error_recorder = journal.recorder
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
@@ -227,7 +227,6 @@ class TensorRtEngine(Engine):
         if context is None:
             # Nothing but memory can be missing: the plan was loaded.
             raise OutOfMemory(f"{self._where}: no room for a context: {gpu.journal.text()}")
-        context.error_recorder = gpu.journal.recorder
         if not context.set_optimization_profile_async(profile.index, int(gpu.stream)):
             raise self._failed(f"profile {profile.index} cannot be chosen")
         gpu.stream.synchronize()

@@ -39,6 +39,16 @@ class Journal:
             lines = list(dict.fromkeys(self._lines))
         return " ".join("; ".join(lines).split())[:_LONGEST] or "TensorRT said nothing"
 
+    def create(self, kind: Any) -> Any:
+        """Return a builder or a runtime that tells this journal; None where there is none."""
+        self.clear()
+        try:
+            return kind(self.logger)
+        except TypeError as error:
+            # What the bindings make of a null pointer.
+            self.heard(str(error))
+            return None
+
     def heard(self, text: str) -> None:
         """Note a line. It is called by TensorRT, which nothing may be raised through."""
         with self._lock:

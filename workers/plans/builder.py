@@ -88,7 +88,6 @@ class _Making:
         self.error: Exception | None = None
 
     def run(self) -> None:
-        self._journal.clear()
         try:
             self.built = self._build()
         except FleetError as error:
@@ -100,7 +99,7 @@ class _Making:
             self.ended.set()
 
     def _build(self) -> Built:
-        builder = self._trt.Builder(self._journal.logger)
+        builder = self._journal.create(self._trt.Builder)
         if builder is None:
             raise self._failed("there is no builder")
         # No error recorder: a parser whose network has one crashes the process when it is freed

@@ -178,6 +178,13 @@ def test_a_build_that_gives_nothing_is_a_typed_error(
     assert words in str(raised.value)
 
 
+def test_no_runtime_is_a_typed_error(host: Host) -> None:
+    host.trt.faults["Runtime"] = "no device"
+
+    with pytest.raises(EngineFailed, match="there is no runtime: no device; pybind11"):
+        host.open(plan((1, 8)))
+
+
 def test_a_profile_that_is_refused_is_a_typed_error(host: Host, tmp_path: Path) -> None:
     spec = load_model(model_folder(tmp_path, linear))
     host.trt.faults["add_optimization_profile"] = "MIN<=OPT<=MAX"
