@@ -21,6 +21,9 @@ from tests.support.cuda_on_host import CudaOnHost
 #: A refusal that stands for None or False.
 Faults = dict[str, str]
 
+#: Of every plan.
+WEIGHTS_BYTES: Final = 300
+
 _NUMPY: Final = {"FLOAT": "float32", "HALF": "float16", "INT64": "int64"}
 
 
@@ -48,6 +51,7 @@ class TensorRtOnHost:
     ExecutionContextAllocationStrategy = enum.IntEnum(
         "ExecutionContextAllocationStrategy", {"STATIC": 0, "USER_MANAGED": 2}
     )
+    EngineStat = enum.IntEnum("EngineStat", {"TOTAL_WEIGHTS_SIZE": 0})
     BuilderFlag = SimpleNamespace(TF32=6)
     MemoryPoolType = SimpleNamespace(WORKSPACE=0)
 
@@ -176,6 +180,10 @@ class CudaEngine:
 
     def get_device_memory_size_for_profile_v2(self, index: int) -> int:
         return int(self.said["scratch"][index])
+
+    def get_engine_stat(self, stat: Any) -> int:
+        assert stat == self.trt.EngineStat.TOTAL_WEIGHTS_SIZE
+        return WEIGHTS_BYTES
 
     def create_execution_context(self, strategy: Any) -> ExecutionContext | None:
         assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 from typing import Any, Final
 
 import numpy as np
@@ -17,26 +18,33 @@ from workers.engines.base import EngineLost
 from workers.engines.out_of_memory import CUDA_OUT_OF_MEMORY
 
 #: After one of these every further call of the process fails: CUDA asks for a new process.
-STICKY: Final = frozenset(
-    {
-        "cudaErrorDevicesUnavailable",
-        "cudaErrorECCUncorrectable",
-        "cudaErrorNvlinkUncorrectable",
-        "cudaErrorContained",
-        "cudaErrorIllegalAddress",
-        "cudaErrorLaunchTimeout",
-        "cudaErrorAssert",
-        "cudaErrorHardwareStackError",
-        "cudaErrorIllegalInstruction",
-        "cudaErrorMisalignedAddress",
-        "cudaErrorInvalidAddressSpace",
-        "cudaErrorInvalidPc",
-        "cudaErrorLaunchFailure",
-        "cudaErrorTensorMemoryLeak",
-        "cudaErrorExternalDevice",
-        "cudaErrorUnknown",
-    }
-)
+STICKY: Final = {
+    "cudaErrorDevicesUnavailable": 46,
+    "cudaErrorECCUncorrectable": 214,
+    "cudaErrorNvlinkUncorrectable": 220,
+    "cudaErrorContained": 226,
+    "cudaErrorIllegalAddress": 700,
+    "cudaErrorLaunchTimeout": 702,
+    "cudaErrorAssert": 710,
+    "cudaErrorHardwareStackError": 714,
+    "cudaErrorIllegalInstruction": 715,
+    "cudaErrorMisalignedAddress": 716,
+    "cudaErrorInvalidAddressSpace": 717,
+    "cudaErrorInvalidPc": 718,
+    "cudaErrorLaunchFailure": 719,
+    "cudaErrorTensorMemoryLeak": 721,
+    "cudaErrorExternalDevice": 911,
+    "cudaErrorUnknown": 999,
+}
+
+#: How a runtime on top of CUDA names its errors.
+_ERROR_NUMBER: Final = re.compile(r"\bCUDA (?:failure|error):? ([0-9]+)\b")
+
+
+def says_lost(text: str) -> bool:
+    """Return whether the error of a runtime on top of CUDA is one after which nothing works."""
+    found = _ERROR_NUMBER.search(text)
+    return found is not None and int(found[1]) in STICKY.values()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

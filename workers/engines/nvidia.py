@@ -11,6 +11,7 @@ from typing import Any
 
 from producer.contract.errors import ConfigError
 from workers.engines.cuda import Cuda, Device, Scratch, Stream
+from workers.engines.device_budget import DeviceBudget
 from workers.engines.trt_journal import Journal
 
 
@@ -23,6 +24,7 @@ class Nvidia:
         self.device: Device = self.cuda.device()
         self.stream: Stream = self.cuda.stream()
         self.scratch = Scratch(self.cuda)
+        self.budget = DeviceBudget()
         self.journal = Journal(trt)
 
     @property
@@ -38,6 +40,13 @@ def why_no_gpu() -> str:
     from cuda.bindings import runtime
 
     return Cuda(runtime).why_no_device()
+
+
+def device_kind() -> str:
+    """Return the same text in processes whose GPUs can do the same."""
+    from cuda.bindings import runtime
+
+    return Cuda(runtime).device().kind
 
 
 def why_no_tensorrt() -> str:

@@ -29,7 +29,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.stacking import Array
-from workers.engines.base import Engine, EngineRefused, one_line
+from workers.engines.base import Engine, EngineLost, EngineRefused, one_line
+from workers.engines.cuda import says_lost
+from workers.engines.nvidia import device_kind
 from workers.engines.out_of_memory import is_out_of_memory
 from workers.models import (
     ONNXRUNTIME,
@@ -86,8 +88,9 @@ class OnnxRuntimeEngine(Engine):
             raise ConfigError(f"{spec.name}: onnxruntime takes no [options].")
         self.runtime = f"{spec.runtime} {ort.__version__}"
         self._where = f"{spec.name} {precision}"
+        self._on_cpu = spec.runtime == ONNXRUNTIME
         # A provider on a GPU has a limit of its own.
-        limited = spec.memory_limit_bytes is not None and spec.runtime == ONNXRUNTIME
+        limited = spec.memory_limit_bytes is not None and self._on_cpu
         if limited:
             _arenas.use(spec)
         try:
@@ -101,6 +104,8 @@ class OnnxRuntimeEngine(Engine):
         try:
             if limited:
                 _check_limit(spec, precision, self._session, threads=threads)
+            if not self._on_cpu:
+                self.memory = device_kind()
             self.inputs = _tensors(spec, "input", self._session.get_inputs())
             self.outputs = _tensors(spec, "output", self._session.get_outputs())
         except BaseException:
@@ -114,15 +119,17 @@ class OnnxRuntimeEngine(Engine):
             raise EngineFailed(f"{self._where}: the engine is closed.")
         # Outputs lie in the arena until they are freed. Copied out, they neither count against
         # the limit nor hold the piece they lie in while a job waits for its answer.
-        spare = self._spec is not None or self._system_is_short
+        spare = self._on_cpu and (self._spec is not None or self._system_is_short)
         try:
             values = session.run(self._names, dict(feeds), _SPARING if spare else _PLAIN)
             copied = [np.array(value) if spare else np.asarray(value) for value in values]
         except Exception as error:
             if is_out_of_memory(error):
-                if self._spec is None:
+                if self._spec is None and self._on_cpu:
                     OnnxRuntimeEngine._system_is_short = True
                 raise OutOfMemory(f"{self._where}: {one_line(error)}") from error
+            if not self._on_cpu and says_lost(str(error)):
+                raise EngineLost(f"{self._where}: {one_line(error)}") from error
             raise EngineRefused(
                 f"{self._where}: {one_line(error)}", invalid=isinstance(error, InvalidArgument)
             ) from error

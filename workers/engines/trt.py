@@ -47,6 +47,7 @@ class TensorRtEngine(Engine):
         if spec.options:
             raise ConfigError(f"{spec.name}: tensorrt takes no [options]; see [plans].")
         self._gpu = nvidia or open_nvidia()
+        self._spec, self._precision = spec, precision
         self._where = f"{spec.name} {precision}"
         self.runtime = f"tensorrt {self._gpu.version}"
         self.memory = self._gpu.device.kind
@@ -60,6 +61,7 @@ class TensorRtEngine(Engine):
             self._open(plan_of(spec, workshop_of(self._gpu), precision))
             self._read_tensors(spec)
             self._warm_up()
+            self._keep_within_limit()
         except BaseException:
             self.close()
             raise
@@ -88,6 +90,7 @@ class TensorRtEngine(Engine):
             with contextlib.suppress(FleetError):
                 self._gpu.stream.synchronize()
         self._contexts.clear()
+        self._gpu.budget.give_back(self._spec, self._precision)
         self._engine = None
         self._runtime = None
         for staging in self._staging.values():
@@ -157,6 +160,16 @@ class TensorRtEngine(Engine):
             ranges[tensor.name] = (_shape(least), _shape(largest))
         scratch = self._engine.get_device_memory_size_for_profile_v2(index)
         return PlanProfile(index=index, ranges=ranges, axes=axes, scratch_bytes=int(scratch))
+
+    def _keep_within_limit(self) -> None:
+        stat = self._gpu.trt.EngineStat.TOTAL_WEIGHTS_SIZE
+        weights = max(0, int(self._engine.get_engine_stat(stat)))
+        self._gpu.budget.take(
+            self._spec,
+            self._precision,
+            weights + sum(staging.nbytes for staging in self._staging.values()),
+            scratch_bytes=self._gpu.scratch.nbytes,
+        )
 
     def _warm_up(self) -> None:
         """Run every profile at its largest: kernels are loaded and memory is taken now, so that a

@@ -12,6 +12,7 @@ from tests.onnx_models import DIGITS
 from workers.engines import nvidia
 from workers.engines.base import open_engine
 from workers.engines.choice import Surroundings, choice, choose, look_around
+from workers.engines.cuda import says_lost
 from workers.models import (
     AUTO,
     ONNXRUNTIME,
@@ -127,3 +128,17 @@ def test_runtimes_that_a_file_may_name(tmp_path: Path, runtime: str) -> None:
     (folder / "model.toml").write_text(f'runtime = "{runtime}"\n[engines]\nfp32 = "model.onnx"\n')
 
     assert load_model(folder).runtime == runtime
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", True),
+        ("CUDA error 719: unspecified launch failure", True),
+        ("CUDA failure 2: out of memory ; GPU=0", False),
+        ("CUDA failure 9: invalid configuration argument", False),
+        ("INVALID_ARGUMENT : Got invalid dimensions for input: 700", False),
+    ],
+)
+def test_errors_of_cuda_that_stay_are_known_by_their_numbers(text: str, lost: bool) -> None:
+    assert says_lost(text) is lost

@@ -15,7 +15,7 @@ from producer.contract.errors import ConfigError, EngineFailed, FleetError, OutO
 from tests.onnx_models import linear
 from tests.support.building import model_folder
 from tests.support.cuda_on_host import CudaError, CudaOnHost
-from tests.support.tensorrt_on_host import TensorRtOnHost, plan
+from tests.support.tensorrt_on_host import WEIGHTS_BYTES, TensorRtOnHost, plan
 from workers.batching.stacking import Array
 from workers.engines.base import EngineLost, EngineRefused
 from workers.engines.nvidia import Nvidia
@@ -38,8 +38,12 @@ class Host:
         self.nvidia = Nvidia(self.trt, cuda)
         self._folder = folder
 
-    def spec(self, plan: bytes, *, name: str = "my", toml: str = DECLARED) -> ModelSpec:
+    def spec(
+        self, plan: bytes, *, name: str = "my", toml: str = DECLARED, top: str = ""
+    ) -> ModelSpec:
         folder = model_folder(self._folder, linear, name=name, toml=toml)
+        file = folder / "model.toml"
+        file.write_text(f"{top}{file.read_text()}")
         spec = load_model(folder)
         place = store.plans_folder(folder)
         place.mkdir(parents=True)
@@ -294,6 +298,20 @@ def test_one_row_that_does_not_fit_is_refused_at_load_and_leaves_no_memory_taken
 
     assert host.cuda.taken_bytes == 0
     assert host.cuda.host_blocks == {}
+
+
+def test_a_limit_below_what_weights_and_buffers_take_is_refused_with_what_takes_most(
+    host: Host,
+) -> None:
+    buffers = 2 * 8 * SIXTEEN_BYTES_A_ROW
+    total = WEIGHTS_BYTES + buffers + 1000
+    limited = f"memory_limit_bytes = {total - 1}\nmemory_first_chunk_bytes = 256\n"
+
+    with pytest.raises(ConfigError, match=f"take {total} on the GPU, 1000 .*; my fp32 takes"):
+        host.open(plan((1, 8), scratch=(1000,)), top=limited)
+
+    enough = f"memory_limit_bytes = {total}\nmemory_first_chunk_bytes = 256\n"
+    host.open(plan((1, 8), scratch=(1000,)), name="other", top=enough).run(rows(8))
 
 
 @pytest.mark.parametrize(
