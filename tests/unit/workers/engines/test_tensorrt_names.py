@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.tensorrt_names import checked, problems
+from tests.support import tensorrt_on_host
+from tests.support.cuda_on_host import CudaOnHost
+from tests.support.tensorrt_names import FACTS, checked, problems
 from workers.engines import cuda
 
 WORKERS = Path(cuda.__file__).parent.parent
@@ -121,3 +123,28 @@ def test_every_error_that_ends_a_process_is_one_of_cudas() -> None:
     known = {error.name: int(error) for error in cudart().cudaError_t}
 
     assert {name: known.get(name) for name in cuda.STICKY} == cuda.STICKY
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "kind"),
+    [
+        (tensorrt_on_host.CudaEngine, "ICudaEngine"),
+        (tensorrt_on_host.ExecutionContext, "IExecutionContext"),
+        (tensorrt_on_host.Runtime, "Runtime"),
+        (tensorrt_on_host.Builder, "Builder"),
+    ],
+)
+def test_what_stands_for_tensorrt_in_tests_has_no_call_that_it_has_not(
+    stand_in: type, kind: str
+) -> None:
+    calls = {name for name in vars(stand_in) if not name.startswith("_")}
+
+    assert calls
+    assert calls <= FACTS["classes"][kind]["methods"].keys()
+
+
+def test_what_stands_for_cuda_in_tests_has_no_call_that_it_has_not() -> None:
+    calls = {name for name in vars(CudaOnHost) if name.startswith("cuda")}
+
+    assert len(calls) > 15
+    assert all(hasattr(cudart(), name) for name in calls)
