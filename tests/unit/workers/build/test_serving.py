@@ -40,19 +40,20 @@ def test_a_built_fp16_becomes_the_default_ladder(tmp_path: Path) -> None:
 
     built(folder, "fp16")
 
-    assert before == ("fp32/2",)
+    assert before == ("same/2",)
     assert load_model(folder).ladder == ("fp16/2",)
 
 
 def test_a_listed_file_is_served_whatever_is_built(tmp_path: Path) -> None:
     folder = digits_folder(tmp_path)
-    built(folder, "fp16")
+    built(folder, "int8")
+    serve(folder, "fp32", ladder="int8/2")
     text = (folder / "model.toml").read_text()
-    twin = '\n[engines]\nfp16 = "digits.onnx"'
+    twin = '\n[engines]\nint8 = "digits.onnx"'
 
     (folder / "model.toml").write_text(text.replace("\n[engines]", twin))
 
-    assert load_model(folder).engines["fp16"] == folder / "digits.onnx"
+    assert load_model(folder).engines["int8"] == folder / "digits.onnx"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_ladder_of_what_nobody_built_says_how_to_build_it(tmp_path: Path) -> N
     folder = digits_folder(tmp_path)
     serve(folder, "fp32", ladder="int8/2")
 
-    with pytest.raises(ConfigError, match=r"ladder names int8, but .* not built: fleet build"):
+    with pytest.raises(ConfigError, match=r"ladder names int8, but .* Build it with `fleet build digits"):
         load_model(folder)
 
 
