@@ -81,7 +81,9 @@ def test_a_ladder_of_what_nobody_built_says_how_to_build_it(tmp_path: Path) -> N
     folder = digits_folder(tmp_path)
     serve(folder, "fp32", ladder="int8/2")
 
-    with pytest.raises(ConfigError, match=r"ladder names int8, but .* Build it with `fleet build digits"):
+    with pytest.raises(
+        ConfigError, match=r"ladder names int8, but .* Build it with `fleet build digits"
+    ):
         load_model(folder)
 
 
