@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from producer.contract.errors import ConfigError
+from workers.instances.driver import SUPPORTED, DriverRange
 from workers.tables import Table, nearest
 
 #: The configs/ of the clone that this file lies in.
@@ -61,6 +62,8 @@ class WorkerSettings:
     instances: int | tuple[str, ...] = 0
     #: Processes that share one GPU or MIG slice.
     slots_per_gpu: int = 1
+    #: NVIDIA's drivers that a worker may run on, where it runs on a GPU.
+    driver: DriverRange = SUPPORTED
     #: Instances that stay when nothing waits; more run as the queue asks. 0: all, always.
     min_instances: int = 0
     #: With `min_instances`: what waits should be answered within this time.
@@ -211,11 +214,22 @@ def _instances(table: Table, key: str) -> int | tuple[str, ...]:
     return names
 
 
+def _driver(table: Table, key: str) -> DriverRange:
+    value = table.raw(key)
+    try:
+        if isinstance(value, str):
+            return DriverRange(value)
+    except ValueError:
+        pass
+    raise table.error(key, f'must be bounds of versions such as "{SUPPORTED.text}", not {value!r}.')
+
+
 #: Every setting, and how it is read from a table.
 _ASK: Final[Mapping[str, Callable[[Table, str], Any]]] = {
     "models": _names,
     "instances": _instances,
     "slots_per_gpu": _at_least_one,
+    "driver": _driver,
     "min_instances": lambda table, key: table.whole(key, 0),
     "target_drain_s": _seconds,
     "down_after_s": _seconds,

@@ -8,13 +8,28 @@ NVIDIA's MIG guide for the B300.
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
 GIB: Final = 1 << 30
+
+#: Holds a module `pynvml` that is one of these machines.
+_STAND_IN: Final = Path(__file__).parent / "machine"
+
+
+def environ_of(machine: str, *, driver: str = "") -> dict[str, str]:
+    """Return the variables with which a command finds itself on a machine of this module."""
+    path = os.pathsep.join([str(_STAND_IN), str(_STAND_IN.parents[2])])
+    return {
+        "PYTHONPATH": path,
+        "TEST_MACHINE": machine,
+        **({"TEST_DRIVER": driver} if driver else {}),
+    }
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -47,6 +62,8 @@ class Inventory:
 
     def __init__(self, *devices: Device, init: type[Exception] | None = None) -> None:
         self.devices, self._init = list(devices), init
+        #: A version, or an error.
+        self.driver: Any = "580.105.08"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("NVMLError"):
@@ -56,6 +73,14 @@ class Inventory:
     def nvmlInit(self) -> None:
         if self._init is not None:
             raise self._init
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        if not isinstance(self.driver, str):
+            raise self.driver
+        return self.driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13_000
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.devices)

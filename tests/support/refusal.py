@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,19 +18,25 @@ FLEET: Final = (sys.executable, "-m", "producer.cli", "worker")
 
 
 def refusal(
-    command: tuple[str, ...], *options: str, server: TestServer, config: Path, url: str = ""
+    command: tuple[str, ...],
+    *options: str,
+    server: TestServer,
+    config: Path,
+    url: str = "",
+    environ: Mapping[str, str] | None = None,
 ) -> str:
     """Start a worker that must not start; return its one line on standard error."""
-    environ = {
+    variables = {
         **os.environ,
         "FLEET_BROKER_URL": url or server.url,
         "FLEET_CONFIG": str(config),
         "PYTHONPATH": str(ROOT),
+        **(environ or {}),
     }
     began_s = time.monotonic()
     ran = subprocess.run(
         [*command, *options],
-        env=environ,
+        env=variables,
         cwd=ROOT,
         capture_output=True,
         text=True,

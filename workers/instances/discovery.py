@@ -12,6 +12,7 @@ from typing import Final
 
 from producer.contract.errors import ConfigError
 from workers.instances import cpu
+from workers.instances.driver import DriverRange
 from workers.instances.instance import Instance, Kind
 from workers.instances.nvml import Found, NoGpus, Nvml, open_nvml
 from workers.settings import WorkerSettings
@@ -36,7 +37,8 @@ class Inventory:
 def discover(settings: WorkerSettings, environ: Mapping[str, str] | None = None) -> Inventory:
     """Look at this machine; GPUs where there are any, else CPU slots.
 
-    ConfigError for a name in ``instances`` that is not here.
+    ConfigError for a name in ``instances`` that is not here, and for GPUs whose driver is outside
+    the range that the settings allow.
     """
     environ = os.environ if environ is None else environ
     try:
@@ -64,8 +66,23 @@ def inventory_of(
         )
         return choose(settings, [], warnings=warnings)
     inventory = choose(settings, gpus, warnings=warnings)
-    on_gpus = any(each.kind is not Kind.CPU for each in inventory.instances)
-    return dataclasses.replace(inventory, nvml=nvml if on_gpus else None)
+    if all(each.kind is Kind.CPU for each in inventory.instances):
+        return inventory
+    if why := why_not_driver(nvml.driver_version(), settings.driver):
+        raise ConfigError(why)
+    return dataclasses.replace(inventory, nvml=nvml)
+
+
+def why_not_driver(version: str, allowed: DriverRange) -> str:
+    """Return why no worker may run on the GPUs of a driver of ``version``, or nothing."""
+    if allowed.allows(version):
+        return ""
+    said = f"is {version}" if version else "does not tell its version"
+    return (
+        f'NVIDIA\'s driver {said}, and fleet.toml allows driver = "{allowed.text}". Install one of '
+        "these, or change that line once you have tried the one that is here; --instances cpu/0 "
+        "runs on a CPU core."
+    )
 
 
 def _has_gpu_runtime() -> bool:

@@ -64,6 +64,15 @@ class Nvml:
 
     # -- of the machine
 
+    def driver_version(self) -> str:
+        """Return the driver's version, such as ``580.82.07``; empty where it does not tell."""
+        return str(self._maybe(self._raw.nvmlSystemGetDriverVersion) or "")
+
+    def cuda_version(self) -> str:
+        """Return the newest CUDA that the driver knows, such as ``13.0``; empty as above."""
+        number = self._maybe(self._raw.nvmlSystemGetCudaDriverVersion_v2) or 0
+        return f"{number // 1000}.{number % 1000 // 10}" if number else ""
+
     def find(self, *, slots_per_gpu: int = 1) -> Found:
         """Return every GPU, or in place of one that is cut into MIG slices these."""
         found = Found(instances=[], indices={}, warnings=[])

@@ -101,6 +101,8 @@ def test_a_variable_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         "instances = -1",
         "events = 1",
         "models = [1]",
+        "driver = 580",
+        'driver = "580.82 or newer"',
         "memory_limit_bytes = 0",
         "[grace_s]",
     ],
@@ -119,6 +121,7 @@ def test_a_value_of_the_wrong_kind_is_refused_with_its_key(tmp_path: Path, line:
         ("FLEET_GRACE_S", "soon"),
         ("FLEET_GRACE_S", "nan"),
         ("FLEET_INSTANCES", "two"),
+        ("FLEET_DRIVER", "580"),
         ("FLEET_EVENTS", "maybe"),
     ],
 )
