@@ -115,6 +115,12 @@ class ModelSpec:
 def load_models(config_dir: Path, names: Iterable[str] | None = None) -> dict[str, ModelSpec]:
     """Return the models of ``config_dir``/models by name: all of them, or those named."""
     root = Path(config_dir) / "models"
+    return {name: load_model(root / name) for name in model_names(config_dir, names)}
+
+
+def model_names(config_dir: Path, names: Iterable[str] | None = None) -> list[str]:
+    """Return the names of the folders in ``config_dir``/models: all of them, or those named."""
+    root = Path(config_dir) / "models"
     if not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder; it holds one folder for each model.")
     there = sorted(
@@ -128,7 +134,7 @@ def load_models(config_dir: Path, names: Iterable[str] | None = None) -> dict[st
     for name in wanted:
         if name not in there:
             raise ConfigError(f"{root}: there is no model {name!r}.{nearest(name, there)}")
-    return {name: load_model(root / name) for name in wanted}
+    return wanted
 
 
 def load_model(folder: Path) -> ModelSpec:
@@ -210,7 +216,7 @@ def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
         return name in found
 
     if not has(precision):
-        raise table.error("precision", f"is {precision!r}, {_missing(folder, precision)}")
+        raise _missing(table, "precision", f"is {precision!r}", precision, folder)
     ladder = table.texts("ladder", ("fp16/2" if has("fp16") else f"{SAME}/2",))
     for step in ladder:
         try:
@@ -218,20 +224,22 @@ def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
         except ValueError as error:
             raise table.error("ladder", f"{error}") from None
         if not has(wanted):
-            raise table.error(
-                "ladder",
-                f'names {wanted}, {_missing(folder, wanted)} Or write ladder = ["{SAME}/2"].',
-            )
+            instead = f'Or write ladder = ["{SAME}/2"].'
+            raise _missing(table, "ladder", f"names {wanted}", wanted, folder, instead=instead)
     needed = {precision, *(parse_step(step).after(precision) for step in ladder)}
     files = {name: found[name] for name in (*listed, *found) if name in needed}
     return _Engines(files=files, precision=precision, ladder=ladder)
 
 
-def _missing(folder: Path, precision: str) -> str:
-    """Return the end of a line about a precision that there is no file of."""
+def _missing(
+    table: Table, key: str, says: str, precision: str, folder: Path, *, instead: str = ""
+) -> ConfigError:
+    """Return the error of a key that ``says`` a precision which there is no file of."""
     if precision not in PRECISIONS:
-        return f"which is not a known precision.{nearest(precision, PRECISIONS)}"
-    return f"but [engines] has no such entry.{_build(folder.name, precision)}"
+        unknown = f"which is not a known precision.{nearest(precision, PRECISIONS)}"
+        return table.error(key, f"{says}, {unknown}", instead)
+    do = f"{_build(folder.name, precision)} {instead}".strip()
+    return table.error(key, f"{says}, but [engines] has no such entry.", do)
 
 
 def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:

@@ -49,9 +49,9 @@ class Table:
         """Return the keys, for a table whose keys are the user's own words."""
         return tuple(self._values)
 
-    def error(self, key: str, problem: str) -> ConfigError:
-        """Return the error that says ``problem`` about ``key``."""
-        return ConfigError(f"{self.where}: {key} {problem}")
+    def error(self, key: str, problem: str, do: str = "") -> ConfigError:
+        """Return the error that says ``problem`` about ``key``, and what to ``do``."""
+        return ConfigError(f"{self.where}: {key} {problem}", do)
 
     def raw(self, key: str) -> object:
         """Return the value as TOML gave it, or ``None``."""

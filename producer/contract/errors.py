@@ -92,3 +92,7 @@ class ConfigError(FleetError):
     """A file or a setting is wrong; the message says which and what to write instead."""
 
     code = "BAD_CONFIG"
+
+    def __init__(self, problem: str, do: str = "") -> None:
+        super().__init__(f"{problem} {do}".rstrip())
+        self.problem, self.do = problem, do

@@ -32,15 +32,19 @@ _CHUNK_BYTES: Final = 1 << 20
 _SCRATCH: Final = ".building-"
 
 
-def variants_folder(model_folder: Path) -> Path:
-    """Return where the variants of the model in ``model_folder`` lie.
+def cache_folder(config_dir: Path) -> Path:
+    """Return where everything lies that is built.
 
-    FLEET_CACHE names the folder above; without it, it is .cache beside models/, so that whoever has
-    the configuration has the variants too.
+    FLEET_CACHE names it; without it, it is .cache beside models/, so that whoever has the
+    configuration has the variants too.
     """
     cache = os.environ.get("FLEET_CACHE", "").strip()
-    root = Path(cache) if cache else model_folder.parent.parent / ".cache"
-    return root.resolve() / "variants" / model_folder.name
+    return (Path(cache) if cache else config_dir / ".cache").resolve()
+
+
+def variants_folder(model_folder: Path) -> Path:
+    """Return where the variants of the model in ``model_folder`` lie."""
+    return cache_folder(model_folder.parent.parent) / "variants" / model_folder.name
 
 
 def digest(path: Path) -> str:
@@ -75,10 +79,10 @@ def find_variant(model_folder: Path, precision: str, source: Path) -> Path | Non
     again = f"Build it again: fleet build {model_folder.name} --precision {precision}"
     if not _unchanged(source.parent, manifest["source"]["files"], first=source.name):
         raise ConfigError(
-            f"{folder / manifest['file']} was not built from {source} as it is now. {again}"
+            f"{folder / manifest['file']} was not built from {source} as it is now.", again
         )
     if not _unchanged(folder, manifest["files"], first=manifest["file"]):
-        raise ConfigError(f"{folder / manifest['file']} is not as it was built. {again}")
+        raise ConfigError(f"{folder / manifest['file']} is not as it was built.", again)
     return folder / str(manifest["file"])
 
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from workers.instances import cgroup
 from workers.instances.host import host_id
 from workers.instances.instance import Instance, Kind
 
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
-_OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_CGROUP_ROOT: Final = cgroup.ROOT
+_OWN_CGROUP: Final = cgroup.OWN
 
 
 def slots(*, threads: int, wanted: int = 0) -> int:
@@ -58,33 +59,13 @@ def _domain(root: Path, own: Path) -> str:
 
 def _cgroup_limits(root: Path, own: Path) -> Iterator[tuple[Path, float]]:
     """Yield each cgroup around this process that sets a limit, and the cores that it grants."""
-    for folder in _cgroup_folders(root, own):
-        quota = _read(folder / "cpu.max") or _version_1(folder)
+    for folder in cgroup.folders(root, own, controller="cpu"):
+        quota = cgroup.read(folder / "cpu.max") or _version_1(folder)
         limit, _, period = quota.partition(" ")
         if limit.isdigit() and period.isdigit() and int(period) > 0:
             yield folder, int(limit) / int(period)
 
 
-def _cgroup_folders(root: Path, own: Path) -> Iterator[Path]:
-    """Yield every folder from the root down to the process's own cgroup."""
-    for line in _read(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        folder = root / "cpu" if controllers else root
-        yield folder
-        for part in Path(path.lstrip("/")).parts:
-            folder = folder / part
-            yield folder
-
-
 def _version_1(folder: Path) -> str:
     """Return a version 1 quota in the words of version 2; a quota of -1 means no limit."""
-    return f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return f"{cgroup.read(folder / 'cpu.cfs_quota_us')} {cgroup.read(folder / 'cpu.cfs_period_us')}"

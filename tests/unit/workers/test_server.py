@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.preflight import is_supported, kind_and_version
+from workers.server import is_supported, kind_and_version
 
 
 @pytest.mark.parametrize(
