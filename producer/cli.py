@@ -26,6 +26,7 @@ from producer.contract.settings import Settings
 _WORKER_COMMANDS: Final[Mapping[str, str]] = {
     "build": "Make fp16, int8 and fp8 variants of a model, and say how good they are.",
     "demo": "Answer 540 real digits on this machine, and again with too little memory.",
+    "doctor": "Say whether this machine, its server and its models are fit for the fleet.",
     "health": "Ask the worker on this host whether it works.",
     "up": "Run a server and a worker on this machine until Ctrl-C.",
     "worker": "Run one worker: celery -A workers.app worker.",

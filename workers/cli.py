@@ -198,3 +198,22 @@ def build(
         ),
         as_json=as_json,
     )
+
+
+@click.command()
+@click.option("--strict", is_flag=True, help="Warnings count: exit code 1.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def doctor(*, strict: bool, as_json: bool) -> None:
+    """Say whether this machine, its server and its models are fit for the fleet.
+
+    Looks at NVIDIA's driver, CUDA, the runtimes, each GPU and MIG slice with its free memory, its
+    holder and the precisions that are fast on it; at cores, memory and the folder for what is
+    built; at Redis; and at the files of every model. Each line is ok, a warning or an error, with
+    what to do. Nothing is started, written or changed.
+
+    Exit code 0: workers can start. 1: they can, with warnings, and --strict was given. 2: an error.
+    With --json: a list of {check, state, text, do}.
+    """
+    from workers.doctor.command import doctor as run
+
+    run(as_json=as_json, strict=strict)

@@ -45,7 +45,7 @@ def discover(settings: WorkerSettings, environ: Mapping[str, str] | None = None)
         nvml = open_nvml()
     except NoGpus as why:
         return choose(settings, [], warnings=[f"{why} It runs on CPU cores."] if str(why) else [])
-    return inventory_of(nvml, settings, environ, has_runtime=_has_gpu_runtime())
+    return inventory_of(nvml, settings, environ, has_runtime=has_gpu_runtime())
 
 
 def inventory_of(
@@ -68,24 +68,24 @@ def inventory_of(
     inventory = choose(settings, gpus, warnings=warnings)
     if all(each.kind is Kind.CPU for each in inventory.instances):
         return inventory
-    if why := why_not_driver(nvml.driver_version(), settings.driver):
-        raise ConfigError(why)
+    if refused := refuse_driver(nvml.driver_version(), settings.driver):
+        raise refused
     return dataclasses.replace(inventory, nvml=nvml)
 
 
-def why_not_driver(version: str, allowed: DriverRange) -> str:
-    """Return why no worker may run on the GPUs of a driver of ``version``, or nothing."""
+def refuse_driver(version: str, allowed: DriverRange) -> ConfigError | None:
+    """Return why no worker may run on the GPUs of a driver of ``version``, if none may."""
     if allowed.allows(version):
-        return ""
+        return None
     said = f"is {version}" if version else "does not tell its version"
-    return (
-        f'NVIDIA\'s driver {said}, and fleet.toml allows driver = "{allowed.text}". Install one of '
-        "these, or change that line once you have tried the one that is here; --instances cpu/0 "
-        "runs on a CPU core."
+    return ConfigError(
+        f'NVIDIA\'s driver {said}, and fleet.toml allows driver = "{allowed.text}".',
+        "Install one of these, or change that line once you have tried the one that is here; "
+        "--instances cpu/0 runs on a CPU core.",
     )
 
 
-def _has_gpu_runtime() -> bool:
+def has_gpu_runtime() -> bool:
     """Return whether a runtime for GPUs is installed; none is imported to find out."""
     for name in _GPU_RUNTIMES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import redis
+
 from producer.contract.names import Keys
 from workers.delivery.scripts import Call, read_script
 from workers.hello import Lease
@@ -170,3 +172,19 @@ def _sharer(words: bytes) -> Sharer | None:
         )
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def holders(client: redis.Redis, keys: Keys, instances: Sequence[str]) -> dict[str, str]:
+    """Return the token of each worker that holds one of ``instances``, by instance."""
+    if not instances:
+        return {}
+    pipe = client.pipeline(transaction=False)
+    pipe.time()
+    pipe.mget([keys.lease(key) for key in instances])
+    (now_s, _), leases = pipe.execute()
+    held = {}
+    for key, lease in zip(instances, leases, strict=True):
+        until_ms, _, token = (lease or b"0 ").partition(b" ")
+        if int(until_ms) >= now_s * 1000:
+            held[key] = token.decode()
+    return held

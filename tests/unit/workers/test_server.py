@@ -1,12 +1,15 @@
-"""Which servers carry jobs, by what they say of themselves."""
+"""Which servers carry jobs and keep them, by what they say of themselves."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from workers.server import is_supported, kind_and_version
+from workers import server
+from workers.finding import State
+from workers.server import ServerFacts, is_supported, kind_and_version
 
 
 @pytest.mark.parametrize(
@@ -58,3 +61,54 @@ def test_what_the_scripts_are_tested_on_is_supported(kind: str, version: str) ->
 )
 def test_what_nobody_has_tried_is_not(kind: str, version: str) -> None:
     assert not is_supported(kind, version)
+
+
+FIT = ServerFacts(
+    where="redis://here",
+    kind="Redis",
+    version="8.0.2",
+    policy="noeviction",
+    is_replica=False,
+    maxmemory_bytes=1000,
+    used_bytes=100,
+    append_only=True,
+    fsync="everysec",
+    cannot_write=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({}, State.OK),
+        ({"used_bytes": 899}, State.OK),
+        ({"used_bytes": 900}, State.WARNING),
+        ({"maxmemory_bytes": 0}, State.WARNING),
+        ({"maxmemory_bytes": None}, State.WARNING),
+    ],
+)
+def test_a_server_without_a_limit_or_near_it_is_a_warning(
+    facts: dict[str, Any], state: State
+) -> None:
+    found = server.memory(dataclasses.replace(FIT, **facts), check="memory", watermark=0.9)
+
+    assert found.state is state
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({}, State.OK),
+        ({"fsync": "always"}, State.OK),
+        ({"fsync": ""}, State.OK),
+        ({"fsync": "no"}, State.WARNING),
+        ({"append_only": False}, State.WARNING),
+        ({"append_only": None}, State.WARNING),
+        ({"cannot_write": True}, State.ERROR),
+        ({"is_replica": True}, State.ERROR),
+    ],
+)
+def test_what_a_dead_server_would_lose_is_said(facts: dict[str, Any], state: State) -> None:
+    found = server.persistence(dataclasses.replace(FIT, **facts), check="persistence")
+
+    assert found.state is state
