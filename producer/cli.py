@@ -99,6 +99,7 @@ def cli() -> None:
 
     \b
       export FLEET_BROKER_URL=redis://user:password@host:6379/0
+      fleet doctor     whether all is fit for it, and what to do
       fleet worker     on every machine that shall compute
       fleet status     what the workers do, from anywhere
       fleet queue      what waits, how long it has, and who serves it

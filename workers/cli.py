@@ -203,7 +203,15 @@ def build(
 @click.command()
 @click.option("--strict", is_flag=True, help="Warnings count: exit code 1.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
-def doctor(*, strict: bool, as_json: bool) -> None:
+@click.option("--selftest", is_flag=True, help="Run the GPU tests on the card here (5 minutes).")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("fleet-selftest.md"),
+    show_default=True,
+    help="Where --selftest writes what came of it.",
+)
+def doctor(*, strict: bool, as_json: bool, selftest: bool, report: Path) -> None:
     """Say whether this machine, its server and its models are fit for the fleet.
 
     Looks at NVIDIA's driver, CUDA, the runtimes, each GPU and MIG slice with its free memory, its
@@ -211,9 +219,22 @@ def doctor(*, strict: bool, as_json: bool) -> None:
     built; at Redis; and at the files of every model. Each line is ok, a warning or an error, with
     what to do. Nothing is started, written or changed.
 
-    Exit code 0: workers can start. 1: they can, with warnings, and --strict was given. 2: an error.
-    With --json: a list of {check, state, text, do}.
+    Exit code 0: no error. 1: a warning, and --strict was given. 2: an error. With --json: a list of
+    {check, state, text, do}.
+
+    With --selftest the tests in tests/gpu/ of the clone are run on the first GPU or slice here, or
+    on that of CUDA_VISIBLE_DEVICES: pinning, copies, memory that really runs out, plans, the same
+    answers in every precision, two minutes of load. Exit code 0: those that ran passed. 2: one
+    failed, none ran, or there is no GPU.
     """
+    if selftest:
+        if as_json or strict:
+            raise click.UsageError("--selftest goes with no other option but --report.")
+        from workers.doctor.selftest import selftest as test
+
+        if code := test(report):
+            sys.exit(code)
+        return
     from workers.doctor.command import doctor as run
 
     run(as_json=as_json, strict=strict)

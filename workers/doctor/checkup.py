@@ -23,7 +23,7 @@ from workers.instances import leases
 from workers.instances.discovery import Inventory, choose, has_gpu_runtime, inventory_of
 from workers.instances.driver import DriverRange
 from workers.instances.nvml import Nvml
-from workers.models import ModelSpec
+from workers.models import ONNXRUNTIME, RUNTIMES, ModelSpec
 from workers.settings import WorkerSettings
 
 _NAME_A_SERVER = "Start one, or name another (docs/redis.md)."
@@ -150,7 +150,7 @@ def _models(settings: WorkerSettings, here: machine.Machine) -> Iterator[Finding
     for finding, spec in models.look(settings):
         yield finding
         specs += [spec] if spec else []
-    served = [(spec.name, name) for spec in specs if _is_ours(spec) for name in spec.engines]
+    served = [(spec.name, name) for spec in specs if _may_use_gpus(spec) for name in spec.engines]
     yield from precisions.unfit(served, _capabilities(here))
 
 
@@ -160,6 +160,6 @@ def _capabilities(here: machine.Machine) -> list[tuple[int, int]]:
     return sorted(each for each in found if each)
 
 
-def _is_ours(spec: ModelSpec) -> bool:
-    """Return whether a runtime of ours runs it: what others are good at nobody knows."""
-    return ":" not in spec.runtime
+def _may_use_gpus(spec: ModelSpec) -> bool:
+    """Return whether a runtime of ours may run it on a GPU; of other runtimes we know nothing."""
+    return spec.runtime in RUNTIMES and spec.runtime != ONNXRUNTIME
