@@ -47,7 +47,8 @@ def fit(client: redis.Redis) -> Iterator[redis.Redis]:
 @pytest.fixture
 def doctor(fit: redis.Redis, server: TestServer, folder: Path) -> Doctor:
     def run(*options: str, **environ: str) -> tuple[int, Lines]:
-        given = {"FLEET_BROKER_URL": server.url, "FLEET_CONFIG": str(folder), **environ}
+        where = {"FLEET_BROKER_URL": server.url, "FLEET_CONFIG": str(folder)}
+        given = environ_of("no_driver") | where | environ
         ran = run_command(*FLEET, "doctor", "--json", *options, **given)
         assert ran.stderr == ""
         return ran.returncode, lines(ran.stdout)
@@ -82,6 +83,7 @@ def test_a_person_gets_a_table_and_a_line_that_sums_it_up(
     fit: redis.Redis, server: TestServer, folder: Path
 ) -> None:
     where = {"FLEET_BROKER_URL": server.url, "FLEET_CONFIG": str(folder)}
+    where |= environ_of("no_driver")
     well = run_command(*FLEET, "doctor", **where)
     fit.config_set("maxmemory", 0)
     warned = run_command(*FLEET, "doctor", **where)

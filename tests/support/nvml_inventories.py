@@ -165,6 +165,11 @@ def cut(number: int, *profiles: str | None, memory_gib: int = 34) -> Device:
     return whole
 
 
+def no_driver() -> Inventory:
+    """A machine without NVIDIA's driver, wherever the tests run."""
+    return Inventory(init=pynvml.NVMLError_LibraryNotFound)
+
+
 def eight_b300() -> Inventory:
     return Inventory(*(gpu(number) for number in range(8)))
 
