@@ -111,6 +111,8 @@ def freeze(server: TestServer) -> None:
     server.thaw()
 
 
+# Of Celery's: the backends of threads that have ended are collected, not closed.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize(("fault", "most_starts"), [(cut_all, 1), (kill_and_start, 2), (freeze, 2)])
 def test_all_that_wait_get_their_replies(
     broker: TestServer, config: Path, log: Path, fault: Any, most_starts: int
