@@ -113,7 +113,7 @@ def as_completed(
                 missing = waiting + len(strangers)
                 raise JobTimeout(
                     f"{missing} jobs have no reply after {patience}. They wait, run, or are lost "
-                    "with a Redis that was emptied: `fleet status` says what waits. Ask again, or "
+                    "with a Redis that was emptied: `fleet queue` says what waits. Ask again, or "
                     "give them longer: timeout_s=math.inf waits for ever."
                 )
     finally:

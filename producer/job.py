@@ -137,7 +137,7 @@ class Job:
         if self._outcome is None:
             raise JobTimeout(
                 f"Job {self.id} has no reply after {patience}. It waits, runs, or is lost with a "
-                "Redis that was emptied: `fleet status` says what waits. Ask again, cancel() it, "
+                "Redis that was emptied: `fleet queue` says what waits. Ask again, cancel() it, "
                 "or give it longer: timeout_s=math.inf waits for ever."
             )
         if isinstance(self._outcome, Reply):

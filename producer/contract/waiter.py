@@ -175,7 +175,7 @@ def _timeout(
     why = (
         f"Redis cannot be reached: {str(trouble).rstrip('.')}. "
         if trouble is not None
-        else "Their jobs wait, run, or are lost with a Redis that was emptied: `fleet status` says "
+        else "Their jobs wait, run, or are lost with a Redis that was emptied: `fleet queue` says "
         "what waits. "
     )
     return CeleryTimeoutError(

@@ -108,7 +108,7 @@ def test_a_lost_publish_does_not_hang_get(infer: Infer, app: FleetApp, client: A
 def test_get_keeps_a_short_timeout(infer: Infer) -> None:
     began = time.monotonic()
 
-    with pytest.raises(CeleryTimeoutError):
+    with pytest.raises(CeleryTimeoutError, match="`fleet queue` says what waits"):
         infer.AsyncResult("never").get(timeout=0.2)
 
     assert time.monotonic() - began < 0.6
