@@ -86,10 +86,12 @@ def _arrays(path: Path) -> dict[str, Array]:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
+        # Not in numpy's words: they advise to load it unsafely.
         raise ConfigError(
-            f"{path}: is not an .npz of plain arrays; write it with numpy.savez. "
-            f"{' '.join(str(error).split())[:200]}"
+            f"{path}: is not an .npz of plain arrays; write it with numpy.savez."
         ) from error
 
 
