@@ -297,10 +297,13 @@ class Processes:
             gap_s = retry_gap_s(slot.failures)
             slot.retry_at_s = time.monotonic() + gap_s
             slot.text = f"{how} while its models were loaded; tried {slot.failures} times"
-        if not self._draining:
-            logger.warning(
-                "instance.died", extra={"slot": slot.number, "pid": dead.pid, "how": how}
-            )
+        if self._draining:
+            return
+        extra = {"slot": slot.number, "pid": dead.pid, "how": how}
+        if dead.told_to_drain and status == 0:
+            logger.info("instance.ended", extra=extra)
+        else:
+            logger.warning("instance.died", extra=extra)
 
     def _hear_anew(self, now_s: float) -> None:
         for running in self.alive():

@@ -110,6 +110,24 @@ def test_a_worker_that_speaks_otherwise_stops_nobody(client: redis.Redis, words:
     assert tenant.holds == 4
 
 
+def test_who_waits_for_a_namesake_is_told_to_take_another_name(client: redis.Redis) -> None:
+    first = Tenant(client, "same", age=1, instances=FOUR)
+    first.turn()
+    # Tokens of one process differ by the millisecond in which they were made.
+    second = wait_until(lambda: _another(client, first), what="a second worker of the name")
+
+    turns(first, second, most=3)
+
+    assert (first.holds, second.holds) == (4, 0)
+    assert "held in this worker's own name, same@test" in second.leasing.waiting
+    assert "give this one another name (-n)" in second.leasing.waiting
+
+
+def _another(client: redis.Redis, first: Tenant) -> Tenant | None:
+    second = Tenant(client, "same", age=2, instances=FOUR)
+    return second if second.leases.token != first.leases.token else None
+
+
 def test_who_has_none_says_why_until_it_has_one(client: redis.Redis) -> None:
     one, two = (
         Tenant(client, f"w{age}", age=age, instances=FOUR[:1], ttl_s=TTL_S) for age in (1, 2)

@@ -36,6 +36,7 @@ def test_a_second_worker_gets_its_half_a_third_waits_in_health_and_all_goes_back
         health = run_command(*FLEET, "health", "-n", third.node, **url)
         status = run_command(*FLEET, "status", COLUMNS="200", **url)
         held = first.status()["holders"]
+        given_back = first.log()
         said_once = third.log().count("instance.waiting")
         assert host.stop(second, third) == [0, 0]
         host.wait_parts(2)
@@ -47,6 +48,7 @@ def test_a_second_worker_gets_its_half_a_third_waits_in_health_and_all_goes_back
     assert said in status.stdout
     assert all(f"0 {key[:12]}/" in status.stdout for key in held)
     assert said_once == 1
+    assert "instance.died" not in given_back
     assert sorted(held.values()) == [first.node, second.node]
     assert occupancy.overlaps() == []
     assert len(occupancy.instances()) == 2

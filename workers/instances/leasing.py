@@ -242,6 +242,16 @@ class Leasing:
         if taken:
             logger.info("instances.leased", extra={"instances": json.dumps(taken)})
 
+    def _held_by(self) -> str:
+        """Return who holds what we wait for; one of our own name cannot share with us."""
+        own = node_of(self._leases.token)
+        if own not in self.holders.values():
+            return "held by others"
+        return (
+            f"held in this worker's own name, {own}: by one that died, for at most "
+            f"{self._leases.ttl_s:g} s, or by one that lives; then give this one another name (-n)"
+        )
+
     def _forget(self, key: str) -> None:
         for keys in (self._running, self._returning):
             if key in keys:
@@ -254,7 +264,7 @@ class Leasing:
             self.waiting = ""
             return
         waiting = f"waiting for an instance: the {len(own.may_use)} of this host are " + (
-            "held by others" if self.share else f"shared by {len(sight.present)} workers"
+            self._held_by() if self.share else f"shared by {len(sight.present)} workers"
         )
         if not self.waiting:
             logger.warning("instance.waiting", extra={"why": waiting})
