@@ -22,6 +22,9 @@ from producer.contract.names import Keys
 from producer.contract.reach import reach, why_not
 from producer.contract.settings import Settings
 
+#: How a shell says that Ctrl-C ended a command.
+INTERRUPTED: Final = 130
+
 #: The worker side's commands, with what each is for; shown even where they are not installed.
 _WORKER_COMMANDS: Final[Mapping[str, str]] = {
     "build": "Make fp16, int8 and fp8 variants of a model, and say how good they are.",
@@ -53,6 +56,9 @@ class Commands(click.Group):
             raise Refused(str(error)) from error
         except redis.RedisError as error:
             raise Refused(why_not(error, Settings.from_env().broker_url)) from error
+        except KeyboardInterrupt:
+            # Click's own exit code for it is 1, which means something else in some commands.
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _worker_command(name: str) -> click.Command | None:

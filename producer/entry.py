@@ -14,8 +14,10 @@ def main() -> None:
         # stop would last until the supervisor kills.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
 
-    from producer.cli import main as run
-
+    try:
+        from producer.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
     run()
 
 

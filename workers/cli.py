@@ -26,9 +26,9 @@ def other_pool(celery_options: Sequence[str]) -> str | None:
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
-@click.option("--instances", metavar="all|N|NAME,...", help="What it may use; see below.")
+@click.option("--instances", metavar="all|N|NAME,...", help="What it may use; see above.")
 @click.argument("celery_options", nargs=-1, type=click.UNPROCESSED)
 def worker(*, instances: str | None, celery_options: tuple[str, ...]) -> None:
     """Run one worker: celery -A workers.app worker.
@@ -42,7 +42,7 @@ def worker(*, instances: str | None, celery_options: tuple[str, ...]) -> None:
       -c N                    at most N instances (all there are)
       --autoscale MAX,MIN     let the queues decide how many instances run
       -Q fleet.A,fleet.B      serve these models only
-      -n NAME                 the node's name
+      -n NAME                 the node's name; each worker needs its own
       -l LEVEL                what is logged (WARNING)
       -f FILE, --pidfile, -D, --uid, --gid
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
@@ -44,7 +48,7 @@ def test_help_teaches_where_to_begin() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("status", "models", "up", "demo", "queue"),
+        *("status", "models", "up", "demo", "queue", "health", "build", "doctor"),
         *("dead", "dead list", "dead show", "dead requeue", "dead purge"),
     ],
 )
@@ -53,6 +57,36 @@ def test_every_command_explains_itself(command: str) -> None:
 
     assert result.exit_code == 0
     assert "Usage: fleet" in result.output
+    assert fleet(*command.split(), "-h").output == result.output
+
+
+def test_the_worker_explains_itself_and_leaves_nothing_to_celery() -> None:
+    # A process of its own: what is not understood here replaces the process by Celery's worker.
+    command = [sys.executable, "-m", "producer.entry", "worker"]
+    long, short = (
+        subprocess.run([*command, option], check=False, capture_output=True, text=True, timeout=20)
+        for option in ("--help", "-h")
+    )
+
+    assert (long.returncode, short.stdout) == (0, long.stdout)
+    assert "each worker needs its own" in long.stdout
+
+
+def test_a_command_that_ctrl_c_ends_says_nothing_and_exits_as_a_shell_expects() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20)
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        command = subprocess.Popen(
+            [sys.executable, "-m", "producer.entry", "status"],
+            env={**os.environ, "FLEET_BROKER_URL": url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        with command, silent.accept()[0]:
+            command.send_signal(signal.SIGINT)
+            said, _ = command.communicate(timeout=20)
+
+    assert (command.returncode, said.strip()) == (130, b"")
 
 
 @pytest.mark.parametrize(
