@@ -11,13 +11,16 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from workers.build.graph import copied
+from workers.build.graph import at_opset
 from workers.build.rows import Rows
 from workers.engines.base import open_engine
 from workers.models import ModelSpec
 
 #: What a mask adds to be as good as minus infinity; no range of values reaches so far.
 LIKE_INFINITY: Final = 1e30
+
+#: The first that knows Where.
+_OPSET: Final = 9
 
 _LIMIT, _ZERO = "fleet_limit", "fleet_zero"
 _ABS, _LESS, _REAL, _MAX = (
@@ -27,7 +30,7 @@ _ABS, _LESS, _REAL, _MAX = (
 
 def with_ranges(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of ``model`` that also answers the largest magnitude of each tensor."""
-    copy = copied(model)
+    copy = at_opset(model, _OPSET)
     copy.graph.initializer.extend(
         [
             numpy_helper.from_array(np.array(LIKE_INFINITY, np.float32), _LIMIT),

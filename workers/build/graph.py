@@ -7,7 +7,8 @@ knows it by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from producer.contract.errors import ConfigError
+from workers.build.store import digest
 from workers.engines.base import one_line
 
 _STANDARD: Final = ("", "ai.onnx")
@@ -55,16 +57,36 @@ def external_files(path: Path) -> list[Path]:
     model = onnx.load(str(path), load_external_data=False)
     names = {
         entry.value
-        for tensor in model.graph.initializer
+        for tensor in _tensors(model.graph)
         for entry in tensor.external_data
         if entry.key == "location"
     }
     return [path.parent / name for name in sorted(names)]
 
 
+def digests(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of a file and of those that hold its weights, by where they lie from its
+    folder.
+    """
+    files = (path, *external_files(path))
+    return {os.path.relpath(file, path.parent): digest(file) for file in files}
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield every constant, those of nodes and inside of loops and branches included."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
 def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy whose constants are folded and whose nodes all have a name of their own."""
     copy = copied(model)
+    _keep_weights_from_inputs(copy)
+    _shorten_domain(copy)
     _fold(copy)
     _name_nodes(copy.graph)
     return copy
@@ -73,6 +95,19 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
 def standard_opset(model: onnx.ModelProto) -> int:
     """Return the version of the standard operators that ``model`` is written in."""
     return next((opset.version for opset in model.opset_import if opset.domain in _STANDARD), 1)
+
+
+def at_opset(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
+    """Return a copy of ``model`` in an opset of at least ``least``."""
+    if standard_opset(model) >= least:
+        return copied(model)
+    try:
+        return onnx.version_converter.convert_version(model, least)
+    except Exception as error:
+        raise ConfigError(
+            f"the model is of opset {standard_opset(model)}, and cannot be converted to {least}: "
+            f"export it anew with opset {least} or later. {one_line(error)}"
+        ) from error
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -117,13 +152,30 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     graph.node.extend(copies)
 
 
+def _keep_weights_from_inputs(model: onnx.ModelProto) -> None:
+    """Remove the inputs that are weights: old exporters list them, and no job may replace them."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    given = [value for value in model.graph.input if value.name not in weights]
+    if len(given) == len(model.graph.input):
+        return
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in given]
+    del model.graph.input[:]
+    model.graph.input.extend(copies)
+    # Before this version every weight had to be an input.
+    model.ir_version = max(model.ir_version, 4)
+
+
+def _shorten_domain(model: onnx.ModelProto) -> None:
+    """Call the domain of the standard operators by one of its two names."""
+    for part in (*model.opset_import, *model.graph.node):
+        if part.domain in _STANDARD:
+            part.domain = ""
+
+
 def _fold(model: onnx.ModelProto) -> None:
     graph = model.graph
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    # Where a weight is an input as well, whoever runs the model may replace it.
-    for value in graph.input:
-        weights.pop(value.name, None)
     folded: dict[str, np.ndarray[Any, Any]] = {}
     kept = []
     for node in graph.node:

@@ -17,10 +17,8 @@ import onnx
 from ml_dtypes import float8_e4m3fn
 from onnx import helper, numpy_helper
 
-from producer.contract.errors import ConfigError
 from workers.batching.stacking import Array
-from workers.build.graph import copied, keep_used_weights, replace_nodes, standard_opset
-from workers.engines.base import one_line
+from workers.build.graph import at_opset, keep_used_weights, replace_nodes
 
 QUANTISED: Final = ("Conv", "MatMul", "Gemm")
 
@@ -53,7 +51,7 @@ def quantized(
     missing there stays as it is.
     """
     form = FORMATS[precision]
-    model = _at_opset(model, form.opset)
+    model = at_opset(model, form.opset)
     weights = _weights(model.graph)
     writer = _Writer(form, weights, ranges)
     counts = dict.fromkeys(QUANTISED, 0)
@@ -175,16 +173,3 @@ def _axis(node: onnx.NodeProto, name: str, weights: Mapping[str, onnx.TensorProt
         )
         return int(transposed == first)
     return len(tensor.dims) - (2 if first else 1)
-
-
-def _at_opset(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
-    """Return a copy of ``model`` in an opset of at least ``least``."""
-    if standard_opset(model) >= least:
-        return copied(model)
-    try:
-        return onnx.version_converter.convert_version(model, least)
-    except Exception as error:
-        raise ConfigError(
-            f"the model is of opset {standard_opset(model)}, and cannot be converted to {least}: "
-            f"export it anew with opset {least} or later. {one_line(error)}"
-        ) from error

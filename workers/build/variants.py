@@ -121,7 +121,7 @@ class _Bench:
         self._source_bytes = sum(path.stat().st_size for path in files)
         if self._source_bytes > _LARGEST_BYTES:
             raise ConfigError(f"{source}: models of more than 2 GiB cannot be built yet.")
-        self._sums = {path.name: store.digest(path) for path in files}
+        self._sums = graph.digests(source)
         self._metric: Metric | None = (
             load_metric(options.metric, spec.folder) if options.metric else None
         )

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from workers.build.store import digest
 from workers.engines.cuda import Device
 from workers.models import ModelSpec
 
@@ -40,6 +39,8 @@ class Recipe:
 
 def recipe(spec: ModelSpec, precision: str, onnx: Path, *, tensorrt: str, device: Device) -> Recipe:
     """Return the recipe of one precision of ``spec``, whose file is ``onnx``."""
+    from workers.build.graph import digests
+
     options = spec.plans
     facts = {
         "format": _FORMAT,
@@ -50,7 +51,7 @@ def recipe(spec: ModelSpec, precision: str, onnx: Path, *, tensorrt: str, device
         "memory_gib": round(device.memory_bytes / (1 << 30)),
         "driver": device.driver,
         "precision": precision,
-        "onnx": _sums(onnx),
+        "onnx": digests(onnx),
         "max_batch_size": spec.max_batch_size,
         "rows": list(options.rows),
         "batch_axes": [dict(spec.batch_axes_in), dict(spec.batch_axes_out)],
@@ -77,9 +78,3 @@ def what_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for name in now
         if before.get(name) != now[name]
     )
-
-
-def _sums(onnx: Path) -> dict[str, str]:
-    from workers.build.graph import external_files
-
-    return {path.name: digest(path) for path in (onnx, *external_files(onnx))}

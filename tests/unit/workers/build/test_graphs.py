@@ -103,11 +103,16 @@ def test_what_differs_at_every_run_is_not_folded() -> None:
     assert kinds_of(graph.prepared(model(nodes, {}))) == {"RandomNormal": 1, "MatMul": 1}
 
 
-def test_a_weight_that_whoever_runs_the_model_may_replace_is_not_folded() -> None:
+def test_weights_that_an_old_exporter_lists_as_inputs_are_weights() -> None:
     made = stored_as_int8()
     made.graph.input.append(helper.make_tensor_value_info("scale", FLOAT, []))
+    made.ir_version = 3
 
-    assert kinds_of(graph.prepared(made)) == {"Mul": 1, "MatMul": 1}
+    prepared = graph.prepared(made)
+
+    assert kinds_of(prepared) == {"MatMul": 1}
+    assert [value.name for value in prepared.graph.input] == ["x"]
+    assert prepared.ir_version == 4
 
 
 def with_branch() -> onnx.ModelProto:
