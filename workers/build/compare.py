@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from producer.contract.errors import ConfigError
 from workers.batching.stacking import Array
 
 
@@ -74,7 +75,14 @@ class Comparison:
 def accuracy(scores: Array, labels: Array, *, axis: int | None) -> float:
     """Return the share of rows whose largest entry is the labelled one."""
     scores = np.moveaxis(scores, axis or 0, 0)
-    taken = scores.argmax(axis=-1) if scores.dtype.kind == "f" else scores
+    is_scores = scores.dtype.kind == "f" and scores.ndim > 1
+    taken = scores.argmax(axis=-1) if is_scores else scores
+    if taken.size != labels.size:
+        raise ConfigError(
+            f"labels of shape {list(labels.shape)} do not fit answers of shape "
+            f"{list(scores.shape)}: each row has {taken.size // len(labels)}, not "
+            f"{labels.size // len(labels)}. Labels are the places of the right classes."
+        )
     return float((taken.reshape(len(labels), -1) == labels.reshape(len(labels), -1)).mean())
 
 

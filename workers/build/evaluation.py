@@ -93,10 +93,16 @@ class Reference:
                     f"{rows.origin}: holds no array {array!r} with labels."
                     f"{nearest(array, rows.others)}"
                 )
-            if len(rows.others[array]) != rows.count:
+            labels = rows.others[array]
+            if labels.dtype.kind not in "biu":
                 raise ConfigError(
-                    f"{rows.origin}: {array!r} holds {len(rows.others[array])} labels for "
-                    f"{rows.count} rows."
+                    f"{rows.origin}: {array!r} is {labels.dtype}; labels are whole numbers: the "
+                    "place of the right class."
+                )
+            if labels.ndim == 0 or len(labels) != rows.count:
+                count = len(labels) if labels.ndim else "no row of"
+                raise ConfigError(
+                    f"{rows.origin}: {array!r} holds {count} labels for {rows.count} rows."
                 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -83,13 +82,17 @@ def _arrays(path: Path) -> dict[str, Array]:
     try:
         # Opened here: numpy leaves a file open that turns out to be none of its own.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            found = {name: arrays[name] for name in arrays.files}
+            if others := [name for name, value in found.items() if isinstance(value, bytes)]:
+                raise ValueError(f"{others[0]!r} is no array.")
+            return found
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
-    except (ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
-        # Not in numpy's words: they advise to load it unsafely.
+    except Exception as error:
+        # numpy, zipfile and what unpacks a member have errors of their own each. Not in their
+        # words: numpy's advise to load it unsafely.
         raise ConfigError(
             f"{path}: is not an .npz of plain arrays; write it with numpy.savez."
         ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,35 @@ def test_inputs_with_different_numbers_of_rows_are_refused(tmp_path: Path) -> No
         built(folder, "int8", calibrate=folder / "rows.npz")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"not a file of numpy"])
+def packed(member: bytes, *, flip: int | None = None) -> bytes:
+    """Return an .npz with one member, ``x``; ``flip`` spoils two bytes of it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", member)
+    content = bytearray(file.getvalue())
+    if flip is not None:
+        content[flip] ^= 0xFF
+        content[flip + 1] ^= 0xFF
+    return bytes(content)
+
+
+def header(shape: str) -> bytes:
+    """Return the start of an array that says that it has ``shape``."""
+    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00v\x00" + said.encode()
+
+
+BROKEN = {
+    "empty": b"",
+    "cut off": b"PK\x03\x04 cut off",
+    "foreign": b"not a file of numpy",
+    "damaged": packed(header("(16, 4)") + ROWS.tobytes(), flip=35),
+    "no array": packed(b"something else"),
+    "too large": packed(header("(99999999999, 4)")),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 def test_a_broken_calibration_file_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = model_folder(tmp_path, onnx_models.linear)
     (folder / "rows.npz").write_bytes(content)
@@ -211,6 +241,14 @@ def test_labels_that_do_not_fit_the_rows_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="'labels' holds 3 labels for 4 rows"):
         built(folder, "fp16", test=folder / "few.npz")
+    for wrong, says in (
+        (np.array(3), "'labels' holds no row of labels for 4 rows"),
+        (np.eye(10, dtype=np.float32)[:4], "'labels' is float32; labels are whole numbers"),
+        (np.eye(10, dtype=np.int64)[:4], "each row has 1, not 10"),
+    ):
+        np.savez(folder / "wrong.npz", image=images, labels=wrong)
+        with pytest.raises(ConfigError, match=says):
+            built(folder, "fp16", test=folder / "wrong.npz")
     with pytest.raises(ConfigError, match="name an output 'score', which the model does not have"):
         built(folder, "fp16", labels={"score": "labels"})
 
