@@ -217,7 +217,9 @@ def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _E
 
     if not has(precision):
         raise _missing(table, "precision", f"is {precision!r}", precision, folder)
-    ladder = table.texts("ladder", ("fp16/2" if has("fp16") else f"{SAME}/2",))
+    # A twin that the ladder does not name is not looked at: it may be one of an earlier model.
+    has_twin = "ladder" not in table and has("fp16")
+    ladder = table.texts("ladder", ("fp16/2" if has_twin else f"{SAME}/2",))
     for step in ladder:
         try:
             wanted = parse_step(step).after(precision)
@@ -310,7 +312,8 @@ def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
         there = [file.name for file in folder.iterdir() if file.suffix not in (".toml", ".md")]
         hint = nearest(path.name, there) + _without(folder.name, name)
         raise files.error(name, f"names {path}, which does not exist.{hint}")
-    if runtime in RUNTIMES and (problem := why_not_onnx(path)):
+    is_onnx = runtime in RUNTIMES or path.suffix == ".onnx"
+    if is_onnx and (problem := why_not_onnx(path)):
         raise files.error(name, f"names {path}, which {problem}.")
     if name in _HALF_PRECISIONS and path.suffix == ".onnx" and not is_half_precision(path):
         raise files.error(

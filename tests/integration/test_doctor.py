@@ -269,9 +269,11 @@ def test_a_folder_that_cannot_be_written_is_a_warning(doctor: Doctor, folder: Pa
     code, found = doctor(FLEET_CACHE=str(folder / "fleet.toml" / "cache"))
     (folder / "fleet.toml").write_text("")
     _, blocked = doctor(FLEET_CACHE=str(folder / "fleet.toml" / "cache"))
+    (folder / "circle").symlink_to(folder / "circle")
+    _, in_circles = doctor(FLEET_CACHE=str(folder / "circle"))
 
     assert (code, wrong(found)) == (0, set())
-    assert wrong(blocked) == {("cache", "warning")}
+    assert wrong(blocked) == wrong(in_circles) == {("cache", "warning")}
 
 
 def test_a_mistake_in_the_settings_is_an_error_and_the_server_is_looked_at(doctor: Doctor) -> None:

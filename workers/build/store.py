@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from producer.contract.errors import ConfigError
 
@@ -39,7 +39,8 @@ def cache_folder(config_dir: Path) -> Path:
     configuration has the variants too.
     """
     cache = os.environ.get("FLEET_CACHE", "").strip()
-    return (Path(cache) if cache else config_dir / ".cache").resolve()
+    # Not `Path.resolve`: links that lead in a circle are for whoever writes there to tell.
+    return Path(os.path.realpath(cache or config_dir / ".cache"))
 
 
 def variants_folder(model_folder: Path) -> Path:
@@ -62,9 +63,20 @@ def read_manifest(folder: Path, precision: str) -> dict[str, Any] | None:
         manifest = json.loads((folder / f"{precision}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        return None
-    return manifest
+    return manifest if _is_manifest(manifest) else None
+
+
+def _is_manifest(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether ``value`` holds all that is read of a manifest."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        return False
+    source = value.get("source")
+    return (
+        all(isinstance(value.get(key), str) for key in ("key", "file", "text"))
+        and isinstance(value.get("files"), dict)
+        and isinstance(source, dict)
+        and isinstance(source.get("files"), dict)
+    )
 
 
 def find_variant(model_folder: Path, precision: str, source: Path) -> Path | None:

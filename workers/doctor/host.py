@@ -39,14 +39,15 @@ def read_host(config_dir: Path) -> Host:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cache = cache_folder(config_dir)
     # A folder that is not there yet is made when something is built.
-    nearest = next(path for path in (cache, *cache.parents) if path.exists())
+    nearest = next(path for path in (cache, *cache.parents) if os.path.lexists(path))
+    is_folder = nearest.is_dir()
     return Host(
         cores=cpu.cores(),
         memory_bytes=min(limit or there, there),
         is_limited=limit is not None and limit < there,
         cache=cache,
-        cache_is_writable=nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
-        cache_free_bytes=shutil.disk_usage(nearest).free,
+        cache_is_writable=is_folder and os.access(nearest, os.W_OK | os.X_OK),
+        cache_free_bytes=shutil.disk_usage(nearest).free if is_folder else 0,
     )
 
 

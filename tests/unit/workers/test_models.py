@@ -134,3 +134,13 @@ def test_an_engine_of_ones_own_needs_no_file(tmp_path: Path) -> None:
 
     assert spec.engines == {"fp32": None}
     assert spec.options == {"size": 3}
+
+
+def test_an_empty_file_is_refused_whoever_runs_it(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, 'runtime = "mine:Engine"\nprecision = "fp16"\n')
+    with (folder / "model.toml").open("a") as file:
+        file.write('[engines]\nfp16 = "twin.onnx"\n')
+    (folder / "twin.onnx").touch()
+
+    with pytest.raises(ConfigError, match=r"fp16 names .*twin\.onnx, which is empty"):
+        load_model(folder)

@@ -87,15 +87,45 @@ def test_a_ladder_of_what_nobody_built_says_how_to_build_it(tmp_path: Path) -> N
         load_model(folder)
 
 
-def test_a_manifest_that_is_no_manifest_counts_as_not_built(tmp_path: Path) -> None:
+def test_a_variant_of_before_that_the_ladder_does_not_name_is_not_looked_at(tmp_path: Path) -> None:
+    folder = digits_folder(tmp_path)
+    built(folder, "fp16")
+    with (folder / "digits.onnx").open("ab") as source:
+        # An empty producer_version: another file, the same model.
+        source.write(b"\x1a\x00")
+
+    serve(folder, "fp32", ladder="same/2")
+
+    assert set(load_model(folder).engines) == {"fp32"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", '{"format": 1}', '{"format": 1, "key": "k", "file": 3, "text": "", "files": {}}'],
+)
+def test_a_manifest_that_is_no_manifest_counts_as_not_built(tmp_path: Path, content: str) -> None:
     folder = digits_folder(tmp_path)
     built(folder, "int8")
     serve(folder, "int8", ladder="int8/2")
 
-    (variants_folder(folder) / "int8.json").write_text("{")
+    (variants_folder(folder) / "int8.json").write_text(content)
 
     with pytest.raises(ConfigError, match=r"no such entry\. Build it with `fleet build "):
         load_model(folder)
+    assert [one.state for one in built(folder, "int8")] == ["built"]
+
+
+def test_links_that_lead_in_a_circle_are_a_folder_that_nothing_lies_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "circle"))
+    folder = digits_folder(tmp_path / "config")
+
+    with pytest.raises(ConfigError, match="symbolic links; no variant was changed"):
+        built(folder, "fp16")
+    serve(folder, "fp32")
+    assert load_model(folder).ladder == ("same/2",)
 
 
 def test_the_cache_lies_where_fleet_cache_says(
