@@ -274,7 +274,12 @@ class ModelRunner:
             f"{rung.precision}. {one_line(failed.error)}"
         )
         rest = work.unfailed(failed.rest)
-        return [(rest, self._first_rung(work, rest))] if rest else []
+        if not rest:
+            return []
+        # More jobs that are too much may follow. The first says nothing about them; after a second
+        # each of the others costs one run, not a way down the ladder.
+        too_much = sum(isinstance(job.error, OutOfMemory) for job in work.progress)
+        return [(rest, rung if too_much > 1 else self._first_rung(work, rest))]
 
     def _after_refusal(self, work: Work, failed: Attempt) -> list[tuple[Batch, Rung]]:
         """Return the two halves of a refused run; a job that was refused alone fails."""

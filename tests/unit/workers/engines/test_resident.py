@@ -68,6 +68,16 @@ def test_one_row_that_never_fits_fails_alone_in_as_many_runs_as_halving_takes(
     assert answers(runner, *[Row.OK] * 32)[0].batch_size == 32
 
 
+def test_jobs_that_never_fit_cost_no_way_down_the_ladder_each(tmp_path: Path) -> None:
+    runner = loaded(tmp_path, "fits = {fp32 = 64, fp16 = 64}")
+
+    outcomes = answers(runner, Row.OK, *[Row.NEVER_FITS] * 30, Row.OK)
+
+    assert [n for n, o in enumerate(outcomes) if not o.error] == [0, 31]
+    assert runner.counters.out_of_memory <= 2 * 6 + 28
+    assert answers(runner, *[Row.OK] * 32)[0].batch_size == 32
+
+
 def test_rows_that_are_not_finite_in_fp16_are_answered_row_by_row_in_fp32(tmp_path: Path) -> None:
     runner = loaded(tmp_path, "fits = {fp32 = 8, fp16 = 24}")
 
