@@ -10,6 +10,7 @@ import importlib.util
 from typing import Any
 
 from producer.contract.errors import ConfigError
+from workers.engines.base import one_line
 from workers.engines.cuda import Cuda, Device, Scratch, Stream
 from workers.engines.device_budget import DeviceBudget
 from workers.engines.trt_journal import Journal
@@ -62,9 +63,16 @@ def open_nvidia() -> Nvidia:
             f'{why}. runtime = "tensorrt" needs an NVIDIA GPU, its driver, and the extras '
             '"worker-gpu" and "tensorrt".'
         )
-    import tensorrt
     from cuda.bindings import runtime
 
+    try:
+        import tensorrt
+    except (ImportError, OSError) as error:
+        # PyPI has its Python part; the libraries come from NVIDIA's own index or image.
+        raise ConfigError(
+            f"tensorrt is installed and cannot be imported: {one_line(error)}",
+            "Install it whole, from NVIDIA's index or image.",
+        ) from error
     return Nvidia(tensorrt, runtime)
 
 

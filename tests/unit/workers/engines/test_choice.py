@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_a_session_that_runs_with_another_provider_than_asked_for_is_refused(
 def test_tensorrt_without_a_gpu_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match='runtime = "tensorrt" needs an NVIDIA GPU'):
         open_engine(digits(TENSORRT), "fp32", threads=1)
+
+
+def test_half_an_installation_of_tensorrt_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt.py").write_text('raise ImportError("libnvinfer.so.11: not found")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    monkeypatch.setattr(nvidia, "why_no_gpu", lambda: "")
+
+    with pytest.raises(ConfigError, match=r"cannot be imported: .*libnvinfer\.so\.11: not found"):
+        nvidia.open_nvidia()
 
 
 @pytest.mark.parametrize("runtime", [TENSORRT, ONNXRUNTIME_CUDA, AUTO, "mine:Engine"])
