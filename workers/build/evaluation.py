@@ -69,7 +69,8 @@ class Reference:
     @cached_property
     def answers(self) -> list[dict[str, Array]]:
         """Return what the source answers, run once for all variants."""
-        return list(self.opened.answers(self.rows, at_a_time=self.rows_at_a_time))
+        with self.rows.blamed():
+            return list(self.opened.answers(self.rows, at_a_time=self.rows_at_a_time))
 
     def _made_up(self) -> Rows:
         feeds = self.opened.batching.row

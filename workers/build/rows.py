@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from producer.contract.errors import ConfigError
 from workers.batching.stacking import Array
+from workers.engines.base import EngineRefused
 from workers.models import TensorSpec
 from workers.tables import nearest
 
@@ -35,6 +37,14 @@ class Rows:
                 else value[(slice(None),) * axis + (slice(start, start + size),)]
                 for name, value in self.inputs.items()
             }
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Name these rows where an engine refuses one of their values."""
+        try:
+            yield
+        except EngineRefused as error:
+            raise ConfigError(f"{self.origin}: the model refuses its rows. {error}") from error
 
     def multiple_of(self, size: int) -> Rows:
         """Return as many of the rows as fill runs of ``size``."""

@@ -262,15 +262,16 @@ class _Bench:
             self._progress(f"looking at ranges on {rows.origin}", done, total)
 
         try:
-            return calibration.ranges(
-                self._spec,
-                path,
-                names,
-                rows,
-                size=size,
-                threads=self._threads,
-                advance=advance,
-            )
+            with rows.blamed():
+                return calibration.ranges(
+                    self._spec,
+                    path,
+                    names,
+                    rows,
+                    size=size,
+                    threads=self._threads,
+                    advance=advance,
+                )
         finally:
             path.unlink()
 

@@ -115,6 +115,15 @@ def test_a_broken_calibration_file_is_refused(tmp_path: Path, content: bytes) ->
     assert "pickle" not in str(error.value)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_rows_with_a_value_that_the_model_refuses_are_named(tmp_path: Path, precision: str) -> None:
+    rows = {"ids": np.full((4, 3), 90, np.int64)}
+    folder = model_folder(tmp_path, onnx_models.lookup, files={"rows.npz": rows})
+
+    with pytest.raises(ConfigError, match=r"^rows\.npz: the model refuses its rows\. .*idx=90"):
+        built(folder, precision, calibrate=folder / "rows.npz")
+
+
 def test_int8_without_rows_says_how_to_give_them(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, onnx_models.linear)
 
