@@ -24,6 +24,7 @@ def memory_kind(spec: ModelSpec, engine: Engine) -> str:
         _system_limit_gib(),
         resource.getrlimit(resource.RLIMIT_AS)[0],
         spec.memory_limit_bytes,
+        spec.memory_first_chunk_bytes,
         spec.memory_shared_by,
         spec.precision,
         {name: path.stat().st_size if path else 0 for name, path in spec.engines.items()},
