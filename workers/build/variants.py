@@ -119,8 +119,7 @@ class _Bench:
         self._model = graph.read_source(source)
         files = (source, *graph.external_files(source))
         self._source_bytes = sum(path.stat().st_size for path in files)
-        if self._source_bytes > _LARGEST_BYTES:
-            raise ConfigError(f"{source}: models of more than 2 GiB cannot be built yet.")
+        self._check_size(self._source_bytes)
         self._sums = graph.digests(source)
         self._metric: Metric | None = (
             load_metric(options.metric, spec.folder) if options.metric else None
@@ -197,9 +196,17 @@ class _Bench:
         """Return the source with its constants folded and, where it bears that, a free batch."""
         if self._base is None:
             model = graph.prepared(self._model)
+            # Weights that were stored in fewer bits have grown.
+            self._check_size(sum(len(tensor.raw_data) for tensor in model.graph.initializer))
             self._check_kept(model)
             self._base = self._freed(model) or model
         return self._base
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > _LARGEST_BYTES:
+            raise ConfigError(
+                f"{self._source}: models of more than 2 GiB in fp32 cannot be built yet."
+            )
 
     def _freed(self, model: onnx.ModelProto) -> onnx.ModelProto | None:
         freed = with_free_batch(model, self._spec)

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from producer.contract.errors import ConfigError
 from tests.support.building import built, model_folder
-from workers.build import graph
+from workers.build import graph, variants
 from workers.models import load_model
 
 W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -101,3 +102,18 @@ def test_weights_of_a_constant_node_that_lie_in_a_file_of_their_own_are_a_part_t
 
     assert graph.external_files(path) == [tmp_path / "w.bin"]
     assert set(graph.digests(path)) == {"model.onnx", "w.bin"}
+
+
+def test_weights_that_grow_beyond_what_a_file_can_hold_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = linear()
+    stored = np.ones((4, 300), np.int8)
+    made.graph.initializer[0].CopyFrom(numpy_helper.from_array(stored, "stored"))
+    made.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 300
+    made.graph.node.insert(0, helper.make_node("Cast", ["stored"], ["w"], to=TensorProto.FLOAT))
+    folder = model_folder(tmp_path, lambda path: onnx.save(made, path))
+    monkeypatch.setattr(variants, "_LARGEST_BYTES", (folder / "model.onnx").stat().st_size)
+
+    with pytest.raises(ConfigError, match="more than 2 GiB in fp32 cannot be built"):
+        built(folder, "fp16")
