@@ -88,7 +88,10 @@ def _read(found: Mapping[bytes, bytes]) -> dict[Place, Ceiling]:
                 for name, dtype, shape in tensors
             )
             ceiling = Ceiling(**json.loads(value))
-            if ceiling.rows >= 0 and ceiling.since_unix_s >= 0:
+            counts = (ceiling.rows, ceiling.raised, ceiling.failed)
+            if not all(type(count) is int and count >= 0 for count in counts):
+                raise ValueError("counts are whole numbers")
+            if ceiling.since_unix_s >= 0:
                 theirs[sizes, str(precision)] = ceiling
         except (ValueError, TypeError):
             logger.warning("ceilings.strange_field")

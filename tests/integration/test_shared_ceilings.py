@@ -119,6 +119,8 @@ def test_what_another_version_wrote_is_left_out(
         ('["fp32", [["x", "<f4", ["a"]]]]', "{}"),
         ('["fp32", []]', '{"rows": "many"}'),
         ('["fp16", []]', '{"rows": 4, "since_unix_s": 1.0, "unknown": 1}'),
+        ('["fp8", []]', '{"rows": 3.5, "since_unix_s": 1.0}'),
+        ('["int8", []]', '{"rows": 3, "since_unix_s": 1.0, "failed": "often"}'),
     ):
         client.hset(KEY, field, value)
     fresh = Ceilings()
