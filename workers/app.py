@@ -21,7 +21,7 @@ from workers import control  # noqa: F401 - registers the remote control command
 from workers.answers import register_infer
 from workers.instances.discovery import discover
 from workers.models import load_models
-from workers.preflight import check
+from workers.preflight import check, check_name
 from workers.settings import WorkerSettings
 from workers.telemetry import logs
 
@@ -129,7 +129,11 @@ def instance_bounds(
 
 @celeryd_init.connect
 def _look_before_start(
-    instance: Any = None, conf: Any = None, options: Mapping[str, Any] | None = None, **_: Any
+    sender: str = "",
+    instance: Any = None,
+    conf: Any = None,
+    options: Mapping[str, Any] | None = None,
+    **_: Any,
 ) -> None:
     # Celery's own handlers come later; until then a SIGTERM must not look like a crash.
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -143,6 +147,7 @@ def _look_before_start(
         settings = WorkerSettings.load()
         for warning in check(settings):
             _say(warning)
+        check_name(instance.app, sender)
         conf.fleet_inventory = discover(settings)
         for warning in conf.fleet_inventory.warnings:
             _say(warning)

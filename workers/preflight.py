@@ -6,14 +6,19 @@ Imports no runtime: whether a model can be loaded is found by the instances, whi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 from producer.contract.errors import ConfigError
+from producer.contract.names import Keys
 from producer.contract.reach import reach
 from producer.contract.settings import Settings, redacted
 from workers import server
 from workers.finding import State
 from workers.models import load_models
 from workers.settings import WorkerSettings
+
+#: How long a worker of the same name has to answer; one that answers does so in milliseconds.
+_NAMESAKE_S: Final = 1.0
 
 
 def check(settings: WorkerSettings, where: Settings | None = None) -> list[str]:
@@ -28,6 +33,25 @@ def check(settings: WorkerSettings, where: Settings | None = None) -> list[str]:
     if where.result_url != where.broker_url:
         warnings += _check_server(where.result_url, variable="FLEET_RESULT_URL")
     return warnings
+
+
+def check_name(app: Any, node: str) -> None:
+    """Raise ConfigError when a worker called ``node`` runs already.
+
+    The two would overwrite each other's status, and both obey what is meant for one. One that was
+    killed, or stands still, does not answer and stops nobody.
+    """
+    where = Settings.from_env()
+    with reach(where.broker_url, variable="FLEET_BROKER_URL") as client:
+        seen = client.exists(Keys(prefix=where.prefix).worker(node))
+    if not seen:
+        return
+    with app.connection_for_write() as connection:
+        if app.control.ping(destination=[node], timeout=_NAMESAKE_S, connection=connection):
+            raise ConfigError(
+                f"a worker called {node} runs already. Give this one a name of its own: "
+                "fleet worker -n another@%h"
+            )
 
 
 def _check_server(url: str, *, variable: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -133,6 +134,20 @@ def test_prefork_means_ours_and_a_queue_limits_what_is_served(
         with server.client() as broker:
             assert broker.zrange("fleet:models", 0, -1) == [b"first"]
         assert worker.stop() == 0
+
+
+def test_a_name_that_a_living_worker_has_is_refused_and_a_dead_ones_is_not(
+    server: TestServer, config: Path
+) -> None:
+    with running_worker(server, config, node="twin") as first:
+        line = refusal(FLEET, "-n", first.node, server=server, config=config)
+
+        assert line.startswith(f"fleet: a worker called {first.node} runs already.")
+        assert first.stop(signal.SIGKILL) == -signal.SIGKILL
+        with running_worker(server, config, node="twin") as second:
+            # The dead one's last words are there for a while, and would do for `ready`.
+            wait_until(lambda: f"{second.node} ready." in second.log(), what="the second worker")
+            assert second.stop() == 0
 
 
 @pytest.mark.parametrize(("asked", "there", "runs"), [(9, 2, 2), (1, 2, 1)])
