@@ -11,14 +11,16 @@ class HoldOff:
     something.
 
     The server's clock goes on while it is stopped or out of reach. Afterwards every claim and every
-    lease looks dead, also those of workers that are about to renew them. All times are of the
-    monotonic clock.
+    lease looks dead, also those of workers that are about to renew them. All times but the server's
+    are of the monotonic clock.
     """
 
     #: How long a claim, or a lease, lasts.
     ttl_s: float
     until_s: float
     renewed_at_s: float
+    #: How far the server's clock was ahead of ours when it was heard last.
+    ahead_s: float | None = None
 
     @classmethod
     def begin(cls, *, ttl_s: float, now_s: float) -> HoldOff:
@@ -33,6 +35,15 @@ class HoldOff:
         if now_s - self.renewed_at_s > self.ttl_s * 2 / 3:
             self.failed(now_s=now_s)
         self.renewed_at_s = now_s
+
+    def heard(self, *, server_unix_s: float, now_s: float) -> None:
+        """The server told its time; a clock that was set forward makes all that others hold look
+        dead until they renew it.
+        """
+        ahead_s = server_unix_s - now_s
+        if self.ahead_s is not None and ahead_s - self.ahead_s > self.ttl_s / 3:
+            self.failed(now_s=now_s)
+        self.ahead_s = ahead_s
 
     def allows(self, *, now_s: float) -> bool:
         return now_s >= self.until_s

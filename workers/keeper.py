@@ -73,9 +73,6 @@ class Keeper(threading.Thread):
         self._stopping = threading.Event()
         now_s = time.monotonic()
         self._hold_off = HoldOff.begin(ttl_s=claim_ttl_s, now_s=now_s)
-        at_once = (self._renew, self._lease, self._publish, self._move_due, self._move_lists)
-        self._due_at_s = dict.fromkeys(at_once, now_s)
-        self._due_at_s[self._take_over] = now_s + claim_ttl_s
         self._every_s = {
             self._renew: claim_ttl_s / 3,
             self._lease: _TICK_S,
@@ -84,6 +81,7 @@ class Keeper(threading.Thread):
             self._move_lists: _MOVE_LISTS_EVERY_S,
             self._take_over: min(claim_ttl_s / 3, 2.0),
         }
+        self._due_at_s = dict.fromkeys(self._every_s, now_s)
 
     def prepare(self) -> None:
         """Create the groups, lease instances and name the models, before the first one starts.
@@ -170,16 +168,18 @@ class Keeper(threading.Thread):
                 )
 
     def _take_over(self) -> None:
-        if not self._hold_off.allows(now_s=time.monotonic()):
+        seconds, microseconds = self._client.time()
+        server_unix_s, now_s = seconds + microseconds / 1e6, time.monotonic()
+        self._hold_off.heard(server_unix_s=server_unix_s, now_s=now_s)
+        if not self._hold_off.allows(now_s=now_s):
             return
         # It is allowed now, not whenever a server that stood still reads it.
-        seconds, microseconds = self._client.time()
         call = delivery.take_over(
             self._keys,
             self._queues,
             claim_ttl_s=self._claim_ttl_s,
             silent_s=_CONSUMER_SILENT_S,
-            until_unix_s=seconds + microseconds / 1e6 + self._claim_ttl_s / 3,
+            until_unix_s=server_unix_s + self._claim_ttl_s / 3,
         )
         (taken,) = send(self._client, call)
         if taken:

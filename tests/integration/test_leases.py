@@ -144,6 +144,29 @@ def test_who_has_none_says_why_until_it_has_one(client: redis.Redis) -> None:
     assert two.leasing.waiting == ""
 
 
+def test_a_machine_that_slept_takes_nothing_over_when_it_wakes(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (Tenant(client, f"w{age}", age=age, instances=FOUR, ttl_s=TTL_S) for age in (1, 2))
+    until_s = time.monotonic() + 1.5 * TTL_S
+    while time.monotonic() < until_s:
+        # Its processes never end, so what it should give back stays its own.
+        one.leasing.turn()
+        two.turn()
+
+    # The server's clock went on and the one here did not: as if the server's was set forward.
+    slept_s, awake_s = 1.5 * TTL_S, time.monotonic
+    time.sleep(slept_s)
+    monkeypatch.setattr(time, "monotonic", lambda: awake_s() - slept_s)
+    two.turn()
+    two.turn()
+
+    assert two.holds == 0
+    assert one.holds == 4
+    one.leasing.turn()
+    assert one.holds == 4
+
+
 def test_a_process_that_still_runs_keeps_its_instance_when_its_worker_leaves(
     client: redis.Redis,
 ) -> None:

@@ -152,6 +152,7 @@ class Leasing:
     def _heard(self, sight: Sight, *, now_s: float) -> None:
         for hold_off in (self._takes, self._takes_over):
             hold_off.renewed(now_s=now_s)
+            hold_off.heard(server_unix_s=sight.now_unix_s, now_s=now_s)
         if sight.unknown and self._was_there:
             # The server lost what it knew, or we were silent for too long: others may hold what
             # looks free, and will say so within the time of a lease.

@@ -55,3 +55,21 @@ def test_a_renewal_after_a_failure_does_not_shorten_it(hold_off: HoldOff) -> Non
     hold_off.renewed(now_s=135)
 
     assert not hold_off.allows(now_s=145.9)
+
+
+def test_a_servers_clock_that_was_set_forward_holds_off(hold_off: HoldOff) -> None:
+    hold_off.heard(server_unix_s=5000, now_s=120)
+    hold_off.heard(server_unix_s=5060, now_s=122)
+
+    assert not hold_off.allows(now_s=136.9)
+    assert hold_off.allows(now_s=137)
+
+
+@pytest.mark.parametrize("server_unix_s", [5002.5, 5006, 4000])
+def test_a_servers_clock_that_goes_on_or_back_does_not_hold_off(
+    hold_off: HoldOff, server_unix_s: float
+) -> None:
+    hold_off.heard(server_unix_s=5000, now_s=120)
+    hold_off.heard(server_unix_s=server_unix_s, now_s=122)
+
+    assert hold_off.allows(now_s=122)
