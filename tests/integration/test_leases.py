@@ -81,10 +81,24 @@ def test_a_worker_of_fewer_instances_gets_some_of_those_that_all_may_use(
     narrow = Tenant(client, "narrow", age=2, instances=FOUR[:2])
     wide.turn()
 
-    turns(wide, narrow, until=lambda: narrow.holds == 1)
+    turns(wide, narrow, until=lambda: narrow.holds == 2)
     turns(wide, narrow, most=3)
 
     assert wide.slots.occupied == {2, 3}
+    assert narrow.slots.occupied == {0, 1}
+
+
+def test_the_one_instance_of_a_worker_is_given_back_by_one_that_has_others(
+    client: redis.Redis,
+) -> None:
+    wide = Tenant(client, "wide", age=1, instances=FOUR)
+    narrow = Tenant(client, "narrow", age=2, instances=FOUR[1:2])
+    wide.turn()
+
+    turns(wide, narrow, until=lambda: narrow.holds == 1)
+    turns(wide, narrow, most=3)
+
+    assert wide.slots.occupied == {0, 2, 3}
     assert narrow.holds == 1
 
 

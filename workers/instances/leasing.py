@@ -20,7 +20,7 @@ from workers.hold_off import HoldOff
 from workers.instances import clock
 from workers.instances.instance import Instance
 from workers.instances.leases import Leases, Sight, node_of
-from workers.instances.sharing import Sharer, least_wanted_first, next_step, share_of
+from workers.instances.sharing import Sharer, dealt_to, next_step, own_part_first
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +144,10 @@ class Leasing:
         )
         self._heard(sight, now_s=time.monotonic())
         self._learn(sight, until_s=sent_s + self._leases.ttl_s, lost=lost)
-        self.share = share_of(own, sight.present)
+        part = dealt_to(own, sight.present)
+        self.share = len(part)
         self._target = 0 if self._leaving else min(self._slots.wanted, self.share)
-        self._step(self._target, own, sight)
+        self._step(self._target, own, part, sight)
         self._tell(own, sight)
 
     def _heard(self, sight: Sight, *, now_s: float) -> None:
@@ -198,8 +199,8 @@ class Leasing:
             self._returning.append(key)
         self._slots.lose(self._numbers[key], why)
 
-    def _step(self, target: int, own: Sharer, sight: Sight) -> None:
-        self._running = least_wanted_first(own, sight.present, self._running)
+    def _step(self, target: int, own: Sharer, part: frozenset[str], sight: Sight) -> None:
+        self._running = own_part_first(part, self._running)
         gone = {key for key in self._returning if self._slots.is_empty(self._numbers[key])}
         usable = [key for key in self._returning if key in own.may_use]
         step = next_step(target, running=self._running, returning=usable, gone=gone)
@@ -217,10 +218,10 @@ class Leasing:
                 self._forget(key)
                 self.holders[key] = ""
         if step.take:
-            self._take(step.take, own, sight)
+            self._take(step.take, own, part, sight)
         self._restless = bool(self._returning) or len(self._running) < target
 
-    def _take(self, count: int, own: Sharer, sight: Sight) -> None:
+    def _take(self, count: int, own: Sharer, part: frozenset[str], sight: Sight) -> None:
         """Lease up to ``count`` instances that nobody holds, or whose holder's time is over."""
         now_s = time.monotonic()
         free = frozenset(key for key in own.may_use if not sight.leases[key].holder)
@@ -229,7 +230,7 @@ class Leasing:
             over if self._takes_over.allows(now_s=now_s) else frozenset()
         )
         keys = [key for key in self._numbers if key in allowed]
-        wanted = least_wanted_first(own, sight.present, keys)[:count]
+        wanted = own_part_first(part, keys)[:count]
         if not wanted:
             return
         sent_s = clock.now_s()

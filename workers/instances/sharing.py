@@ -7,7 +7,7 @@ between them. What a worker really holds is for its leases to say.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -24,30 +24,54 @@ class Sharer:
     may_use: frozenset[str] = dataclasses.field(compare=False)
 
 
-def shares(instances: int, workers: int) -> list[int]:
-    """Return how many of ``instances`` each of ``workers`` may hold: equal parts, and the rest one
-    each for the first.
+def dealt_to(own: Sharer, present: Collection[Sharer]) -> frozenset[str]:
+    """Return the instances that are ``own``'s part beside all that are ``present``.
+
+    They are dealt as cards are: each worker in turn gets one, until nobody can get another. Where
+    all may use the same this is an equal part for each, and the rest one each for the first; where
+    they may not, what only some may use lies idle for nobody's sake.
     """
-    part, rest = divmod(instances, workers)
-    return [part + (place < rest) for place in range(workers)]
+    everyone = sorted({own, *present})
+    may_use = {each.token: sorted(each.may_use) for each in everyone}
+    free = set[str]().union(*(each.may_use for each in everyone))
+    owners: dict[str, str] = {}
+    in_turn = list(may_use)
+    while in_turn and free:
+        in_turn = [token for token in in_turn if _deal(token, may_use, owners, free, set())]
+    return frozenset(key for key, token in owners.items() if token == own.token)
 
 
-def share_of(own: Sharer, present: Collection[Sharer]) -> int:
-    """Return how many instances ``own`` may hold beside all that are ``present``.
+def _deal(
+    token: str,
+    may_use: Mapping[str, Sequence[str]],
+    owners: dict[str, str],
+    free: set[str],
+    asked: set[str],
+) -> bool:
+    """Give one instance more to a worker; who has what it could use is given another for it.
 
-    Who may use none of our instances does not count: it has others.
+    ``asked`` are the workers that are being given one. Returns whether there was one to be had;
+    when not, there will never be.
     """
-    rivals = sorted({own, *(each for each in present if own.may_use & each.may_use)})
-    return shares(len(own.may_use), len(rivals))[rivals.index(own)]
+    asked.add(token)
+    for key in may_use[token]:
+        if key in free:
+            free.remove(key)
+            owners[key] = token
+            return True
+    for key in may_use[token]:
+        if owners[key] not in asked and _deal(owners[key], may_use, owners, free, asked):
+            owners[key] = token
+            return True
+    return False
 
 
-def least_wanted_first(own: Sharer, present: Collection[Sharer], keys: Sequence[str]) -> list[str]:
-    """Return ``keys`` from the one that fewest others may use to the one that most may.
+def own_part_first(part: Collection[str], keys: Sequence[str]) -> list[str]:
+    """Return ``keys`` with those of the own part before those that are others'.
 
-    We take from the front and give back from the end: what only we may use would lie idle.
+    We take from the front and give back from the end.
     """
-    others = [each for each in present if each != own]
-    return sorted(keys, key=lambda key: sum(key in each.may_use for each in others))
+    return sorted(keys, key=lambda key: key not in part)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

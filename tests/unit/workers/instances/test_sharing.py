@@ -9,15 +9,19 @@ from hypothesis import strategies as st
 from workers.instances.sharing import (
     Sharer,
     Step,
-    least_wanted_first,
+    dealt_to,
     next_step,
-    share_of,
-    shares,
+    own_part_first,
 )
 
 
 def sharer(age: float, *keys: str) -> Sharer:
     return Sharer(since_unix_s=age, token=f"w{age:g}", may_use=frozenset(keys))
+
+
+def dealt(*workers: Sharer) -> list[set[str]]:
+    """Return the part of each as it works it out itself."""
+    return [set(dealt_to(own, workers)) for own in workers]
 
 
 @pytest.mark.parametrize(
@@ -34,39 +38,51 @@ def sharer(age: float, *keys: str) -> Sharer:
 def test_parts_are_equal_and_the_rest_goes_to_the_first(
     instances: int, workers: int, parts: list[int]
 ) -> None:
-    assert shares(instances, workers) == parts
+    keys = [f"cpu/{number}" for number in range(instances)]
+
+    assert [len(part) for part in dealt(*(sharer(age, *keys) for age in range(workers)))] == parts
 
 
-@given(st.integers(0, 200), st.integers(1, 50))
-def test_all_parts_together_are_all_instances(instances: int, workers: int) -> None:
-    parts = shares(instances, workers)
+@given(st.lists(st.frozensets(st.sampled_from("abcdef")), min_size=1, max_size=6))
+def test_every_instance_is_the_part_of_one_who_may_use_it(may_use: list[frozenset[str]]) -> None:
+    workers = [sharer(age, *keys) for age, keys in enumerate(may_use)]
+    parts = dealt(*workers)
 
-    assert sum(parts) == instances
-    assert max(parts) - min(parts) <= 1
-    assert parts == sorted(parts, reverse=True)
+    assert sum(map(len, parts)) == len(set().union(*parts)) == len(set().union(*may_use))
+    for part, mine in zip(parts, may_use, strict=True):
+        assert part <= mine
+        # Nobody goes without what another has two of.
+        for other in parts:
+            assert len(part) >= 1 or len(other) <= 1 or not other & mine
 
 
 def test_the_youngest_worker_is_the_last_to_get_one() -> None:
     old, middle, young = (sharer(age, "a", "b") for age in (1, 2, 3))
 
-    assert [share_of(own, [young, old, middle]) for own in (old, middle, young)] == [1, 1, 0]
+    assert [len(dealt_to(own, [young, old, middle])) for own in (old, middle, young)] == [1, 1, 0]
 
 
 def test_a_worker_that_nobody_sees_yet_counts_itself() -> None:
-    assert share_of(sharer(2, "a", "b"), [sharer(1, "a", "b")]) == 1
-    assert share_of(sharer(2, "a", "b"), []) == 2
+    assert len(dealt_to(sharer(2, "a", "b"), [sharer(1, "a", "b")])) == 1
+    assert dealt_to(sharer(2, "a", "b"), []) == {"a", "b"}
 
 
 def test_workers_with_instances_of_their_own_share_nothing() -> None:
-    one, two = sharer(1, "a"), sharer(2, "b")
-
-    assert share_of(one, [one, two]) == share_of(two, [one, two]) == 1
+    assert dealt(sharer(1, "a"), sharer(2, "b")) == [{"a"}, {"b"}]
 
 
-def test_what_others_may_use_is_taken_last_and_given_back_first() -> None:
-    own, other = sharer(1, "a", "b", "c"), sharer(2, "a")
+def test_a_worker_of_one_instance_gets_it_from_one_that_has_others() -> None:
+    wide, narrow = sharer(1, "a", "b", "c", "d"), sharer(2, "a")
 
-    assert least_wanted_first(own, [own, other], ["a", "b", "c"]) == ["b", "c", "a"]
+    assert dealt(wide, narrow) == [{"b", "c", "d"}, {"a"}]
+
+
+def test_who_could_do_with_another_leaves_the_only_one_of_a_third() -> None:
+    assert dealt(sharer(1, "x", "y"), sharer(2, "x"), sharer(3, "y", "z")) == [{"y"}, {"x"}, {"z"}]
+
+
+def test_what_is_others_part_is_taken_last_and_given_back_first() -> None:
+    assert own_part_first({"b", "c"}, ["a", "b", "c"]) == ["b", "c", "a"]
 
 
 def test_a_lack_is_taken_at_once() -> None:
