@@ -20,9 +20,9 @@ MODEL = "scripted"
 ENVIRON = {"FLEET_MIN_INSTANCES": "1", "FLEET_DOWN_AFTER_S": "3", "FLEET_TARGET_DRAIN_S": "3"}
 
 
-def slow(log: Path) -> dict[str, object]:
-    """Return a model that answers one job in 50 ms, one at a time."""
-    return {**SCRIPTED, "max_batch_size": 1, "options": {"log": str(log), "batch_s": 0.05}}
+def slow(log: Path, *, batch_s: float = 0.05) -> dict[str, object]:
+    """Return a model that answers one job in ``batch_s``, one at a time."""
+    return {**SCRIPTED, "max_batch_size": 1, "options": {"log": str(log), "batch_s": batch_s}}
 
 
 def celery_app(server: TestServer) -> Celery:
@@ -88,15 +88,18 @@ def test_remote_control_changes_the_number_of_instances(
 
 
 def test_two_workers_follow_the_load_together(server: TestServer, fleet: Client, log: Path) -> None:
+    environ = {**ENVIRON, "FLEET_TARGET_DRAIN_S": "10"}
     with (
-        config_folder({MODEL: slow(log)}) as config,
-        running_worker(server, config, node="w1", instances=2, environ=ENVIRON, wait=False) as one,
-        running_worker(server, config, node="w2", instances=2, environ=ENVIRON, wait=False) as two,
+        # Long batches: what a busy machine adds to each is little beside them.
+        config_folder({MODEL: slow(log, batch_s=0.25)}) as config,
+        running_worker(server, config, node="w1", instances=2, environ=environ, wait=False) as one,
+        running_worker(server, config, node="w2", instances=2, environ=environ, wait=False) as two,
     ):
         one.wait_ready(1)
         two.wait_ready(1)
-        # 4 s of work: too much for one instance, not for one of each worker.
-        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 81)))
+        # 13 s of work: too much for one instance in 10 s, also after the second until they look,
+        # and not for one of each worker, also on a machine that needs half as long again.
+        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 53)))
         most = 0
         for _ in itertools.takewhile(
             lambda _: not all(job.done for job in jobs), itertools.count()
@@ -106,3 +109,4 @@ def test_two_workers_follow_the_load_together(server: TestServer, fleet: Client,
             list(fleet.as_completed([job for job in jobs if not job.done][:1], timeout_s=30))
 
     assert most == 2
+    assert {job.reply(0).worker.partition("@")[0] for job in jobs} == {"w1", "w2"}
