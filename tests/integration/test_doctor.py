@@ -271,9 +271,12 @@ def test_a_folder_that_cannot_be_written_is_a_warning(doctor: Doctor, folder: Pa
     _, blocked = doctor(FLEET_CACHE=str(folder / "fleet.toml" / "cache"))
     (folder / "circle").symlink_to(folder / "circle")
     _, in_circles = doctor(FLEET_CACHE=str(folder / "circle"))
+    # Where nobody can make a file, and root's rights say otherwise.
+    _, not_a_disk = doctor(FLEET_CACHE="/proc/nowhere")
 
     assert (code, wrong(found)) == (0, set())
-    assert wrong(blocked) == wrong(in_circles) == {("cache", "warning")}
+    assert wrong(blocked) == wrong(in_circles) == wrong(not_a_disk) == {("cache", "warning")}
+    assert "cannot be written" in not_a_disk["cache"]["text"]
 
 
 def test_a_mistake_in_the_settings_is_an_error_and_the_server_is_looked_at(doctor: Doctor) -> None:

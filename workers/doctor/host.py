@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,9 @@ from workers.instances.instance import Kind
 from workers.settings import WorkerSettings
 
 _GIB: Final = 1 << 30
+
+#: Less room than this for variants and plans, each about as large as its model, is worth a line.
+_LITTLE_BYTES: Final = _GIB
 _KINDS: Final = {Kind.GPU: "GPUs", Kind.MIG: "MIG slices", Kind.CPU: "CPU slots"}
 
 
@@ -34,7 +38,7 @@ class Host:
 
 
 def read_host(config_dir: Path) -> Host:
-    """Look at this host; nothing is written."""
+    """Look at this host; nothing is left behind."""
     limit = cgroup.memory_limit_bytes()
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cache = cache_folder(config_dir)
@@ -46,9 +50,18 @@ def read_host(config_dir: Path) -> Host:
         memory_bytes=min(limit or there, there),
         is_limited=limit is not None and limit < there,
         cache=cache,
-        cache_is_writable=is_folder and os.access(nearest, os.W_OK | os.X_OK),
+        cache_is_writable=is_folder and _can_be_written(nearest),
         cache_free_bytes=shutil.disk_usage(nearest).free if is_folder else 0,
     )
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Return whether a file can be made; what rights say is not all, on /proc or for root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def cores(host: Host, settings: WorkerSettings) -> Finding:
@@ -80,6 +93,9 @@ def cache(host: Host) -> Finding:
         do = "Let FLEET_CACHE name a folder that this user may write."
         return Finding("cache", State.WARNING, text, do)
     free = f"{host.cache_free_bytes / _GIB:.1f} GiB free"
+    if host.cache_free_bytes < _LITTLE_BYTES:
+        do = "Make room, or let FLEET_CACHE name a folder on a larger disk."
+        return Finding("cache", State.WARNING, f"{host.cache} has {free}.", do)
     return Finding("cache", State.OK, f"{host.cache} can be written, {free}.")
 
 
