@@ -36,6 +36,14 @@ JOBS, MOST_OUT_OF_MEMORY = 320, 3
 #: A batch of 32 digits in FP32 takes more, of 16 in FP16 less.
 DIGITS_LIMIT = {"FLEET_MEMORY_LIMIT_BYTES": "500000", "FLEET_MEMORY_FIRST_CHUNK_BYTES": "4096"}
 
+#: What memory runs out in is smaller than its twin: half the batch goes before another precision.
+INT8: Mapping[str, Any] = {
+    "precision": "int8",
+    "ladder": ["same/2", "fp16/4"],
+    "max_batch_size": 32,
+    "engines": {"int8": "int8.onnx", "fp16": "digits_fp16.onnx"},
+}
+
 _RAN_OUT = re.compile(r"engine\.out_of_memory model=(\S+) precision=(\S+) rows=(\d+)")
 
 
@@ -223,6 +231,35 @@ def test_320_digits_under_a_limit_of_the_arena_with_a_kill_in_between(
         for job, label in zip([*first, *second], held_out["labels"][:JOBS], strict=True)
     ]
     assert np.mean(right) > 0.97
+
+
+def test_320_digits_in_int8_take_half_of_it_first_as_their_ladder_says(
+    server: TestServer, fleet: Client, listener: Listener
+) -> None:
+    images = np.load(onnx_models.DIGITS / "heldout.npz")["images"][:JOBS, None, None]
+    limit = {**DIGITS_LIMIT, "FLEET_MEMORY_LIMIT_BYTES": "400000"}
+    with config_folder({"digits8": INT8}) as config:
+        folder = config / "models" / "digits8"
+        onnx_models.digits_int8_static(folder / "int8.onnx")
+        shutil.copy(onnx_models.DIGITS / "digits_fp16.onnx", folder)
+        jobs = fleet.submit_many(
+            "digits8", ({"image": (image / 16).astype(np.float32)} for image in images)
+        )
+        with running_worker(server, config, environ=limit) as worker:
+            answered = replies(fleet, jobs)
+            lacks = ran_out(worker)
+
+    fallen = {job_id for job_id, reply in answered.items() if reply.out_of_memory}
+    assert len(answered) == JOBS
+    assert lacks == [("int8", 32), ("int8", 16)]
+    assert {(answered[it].precision, answered[it].batch_size) for it in fallen} == {("fp16", 4)}
+    others = [reply for job_id, reply in answered.items() if job_id not in fallen]
+    assert {reply.precision for reply in others} == {"int8"}
+    assert max(reply.batch_size for reply in others) <= 8
+    wait_until(
+        lambda: {e["uuid"] for e in listener.events if e["type"] == "task-retried"} == fallen,
+        what="a retry of each in the events",
+    )
 
 
 def test_one_long_row_that_never_fits_fails_alone_and_the_next_job_is_answered(
