@@ -30,6 +30,8 @@ from producer.contract.results import APP_BACKEND, JobResult, ReadingBackend
 from producer.contract.settings import Settings
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_command
 from producer.publisher import Publisher
+from producer.stand_in import stand_in
+from producer.transport import check_size
 
 #: The options a job may have on the short way to the broker. Whatever else Celery's
 #: ``apply_async`` knows goes through Celery and kombu.
@@ -45,7 +47,7 @@ _READING: Final = {"redis": APP_BACKEND, "rediss": APP_BACKEND}
 
 _NOT_HERE: Final = (
     "infer runs in fleet workers, not in the process that calls it. Use infer.delay(...) with a "
-    "worker running; task_always_eager must be off."
+    "worker running; task_always_eager must be off. In tests, producer.testing answers."
 )
 
 
@@ -64,6 +66,8 @@ class Infer(Task):
     _publisher: Publisher | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
+        if (here := stand_in()) is not None:
+            return here.answer(args, kwargs)
         raise ConfigError(_NOT_HERE)
 
     @property
@@ -91,13 +95,28 @@ class Infer(Task):
         cannot be reached: within 5 s. The job may have been accepted then; sent again with the same
         ``task_id`` it runs once.
         """
+        if stand_in() is not None:
+            return self.apply(args, kwargs, **options)
         if self._get_app().conf.task_always_eager:
             raise ConfigError(_NOT_HERE)
+        job = self._job(args, kwargs, options, shadow=shadow)
+        self.publisher.admit()
+        short = self._is_short(job.call, options)
+        return self._send(job) if short else self._hand_on(job, options)
+
+    def _job(
+        self,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        options: dict[str, Any],
+        *,
+        shadow: str | None = None,
+    ) -> Submission:
+        """Return the job that is asked for; of ``options`` it takes id and priority out."""
         args, kwargs = tuple(args or ()), dict(kwargs or {})
         call = self.check(parse_call(args, kwargs))
-        self.publisher.admit()
         priority, number = priority_and_number(options.pop("priority", None))
-        job = Submission(
+        return Submission(
             id=options.pop("task_id", None) or str(uuid.uuid4()),
             args=args,
             kwargs=kwargs,
@@ -109,11 +128,13 @@ class Infer(Task):
             shadow=shadow or shadow_of(str(call.model)),
             headers=options.get("headers") or {},
         )
-        return self._send(job) if self._is_short(call, options) else self._hand_on(job, options)
 
-    def _send(self, job: Submission) -> AsyncResult:
+    def _send(self, job: Submission) -> JobResult:
         """Send ``job`` the short way."""
         self.publisher.send(self.command(job))
+        return self._result(job)
+
+    def _result(self, job: Submission) -> JobResult:
         result = self.AsyncResult(job.id)
         result.ignored = job.ignore_result
         return result
@@ -149,8 +170,20 @@ class Infer(Task):
             max_body_bytes=self.fleet.settings.max_body_bytes,
         )
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(_NOT_HERE)
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> JobResult:
+        """Have a job answered here, where somebody stands in for the workers."""
+        here = stand_in()
+        if here is None:
+            raise ConfigError(_NOT_HERE)
+        job = self._job(args, kwargs, options)
+        check_size(len(wire.dumps((job.args, job.kwargs))), self.fleet.settings.max_body_bytes)
+        here.apply(self._get_app(), job, super().apply, options)
+        return self._result(job)
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
         """Return a signature that names its queue, for whoever sends it in a chain."""
@@ -234,9 +267,7 @@ def register(app: Celery, settings: Settings | None = None) -> Infer:
     fleet = app if own else make_app(settings)
     if not own:
         _admit(app)
-    attributes: dict[str, Any] = {"fleet_app": None if own else fleet}
-    if not own:
-        attributes["backend"] = _BackendOf(fleet)
+    attributes = {"fleet_app": None if own else fleet, "backend": _BackendOf(fleet)}
     return cast(
         Infer,
         app.task(name=INFER_TASK, base=Infer, bind=True, shared=False, **attributes)(_run),
@@ -248,19 +279,21 @@ def _run(self: Infer, *args: Any, **kwargs: Any) -> Any:
 
 
 class _BackendOf:
-    """The task attribute ``backend`` of an app that is not the fleet's own.
+    """The task attribute ``backend``: the fleet's.
 
-    The app's backend where it reads the fleet's results too: a group can be waited for only if its
-    members have the backend of the group.
+    In an app that is not the fleet's own it is the app's, where that reads the fleet's results too:
+    a group can be waited for only if its members have the backend of the group.
     """
 
     def __init__(self, fleet: FleetApp) -> None:
         self._fleet = fleet
 
     def __get__(self, task: Task | None, owner: type) -> ReadingBackend:
+        if (here := stand_in()) is not None:
+            return here.backend
         ours = cast(ReadingBackend, self._fleet.backend)
         own = task._get_app().backend if task is not None else None
-        if isinstance(own, ReadingBackend) and _place(own) == _place(ours):
+        if own is ours or (isinstance(own, ReadingBackend) and _place(own) == _place(ours)):
             return own
         return ours
 
