@@ -27,6 +27,7 @@ INTERRUPTED: Final = 130
 
 #: The worker side's commands, with what each is for; shown even where they are not installed.
 _WORKER_COMMANDS: Final[Mapping[str, str]] = {
+    "add": "Make an ONNX file a model that workers serve, and say how it is run.",
     "build": "Make fp16, int8 and fp8 variants of a model, and say how good they are.",
     "demo": "Answer 540 real digits on this machine, and again with too little memory.",
     "doctor": "Say whether this machine, its server and its models are fit for the fleet.",
@@ -100,6 +101,7 @@ def cli() -> None:
     \b
       fleet demo       real digits through a real worker, in under a minute
       fleet up         keep a server and a worker running, and use them from Python
+      fleet add FILE   serve an ONNX file of your own
 
     With a Redis of your own, say where it is and start as many workers as you like:
 

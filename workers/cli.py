@@ -116,6 +116,65 @@ def demo(*, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="What apps call it. [the file's name]")
+@click.option("--replace", is_flag=True, help="Take the place of a model of this name.")
+@click.option(
+    "--probe-shape",
+    "shapes",
+    multiple=True,
+    metavar="INPUT=SIZES",
+    help="The whole shape of one row, as state=2,1,128. May be repeated.",
+)
+@click.option(
+    "--probe-max",
+    "largest",
+    multiple=True,
+    metavar="INPUT=NUMBER",
+    help="The largest value to try, as rate=16000. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def add(
+    *,
+    file: Path,
+    name: str | None,
+    replace: bool,
+    shapes: tuple[str, ...],
+    largest: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make an ONNX file a model that workers serve, and say how it is run.
+
+    \b
+      fleet add model.onnx --name my
+      fleet up
+      infer.delay("my", {"x": rows}).get(timeout=10)      in Python
+
+    FILE is tried in a process of its own: which axis counts rows, whether rows of different jobs
+    may share a run without a change of their answers, and how fast batches of 1, 2, 4, ... 32 rows
+    are. max_batch_size is the smallest batch within a tenth of the best rows/s. What was decided is
+    printed with its reason.
+
+    The file is copied, with the files that hold its weights, to models/NAME of FLEET_CONFIG, or of
+    configs/. Beside it a model.toml is written, with comments; it is yours to change. Workers read
+    it when they start. With --replace, the folder that was there is kept as models/.NAME.before.
+
+    Values are made up, and sizes where the file leaves them free. A model that takes none of them
+    needs --probe-shape or --probe-max, which model.toml keeps.
+
+    Refused, with what is in the way and nothing left behind: inputs of text, outputs that are no
+    tensors (scikit-learn's ZipMap), operators that ONNX Runtime does not know, no inputs, a file
+    that is no ONNX model, weights that are not there. Ctrl-C leaves nothing behind either.
+
+    Exit code 0: added. 2: refused, or something is set wrong.
+    """
+    from workers.adding.command import add as run
+    from workers.adding.hints import read_hints
+
+    run(file, name, read_hints(shapes, largest), replace=replace, as_json=as_json)
+
+
+@click.command()
 @click.argument("model")
 @click.option(
     "--precision",

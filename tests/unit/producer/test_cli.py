@@ -48,7 +48,7 @@ def test_help_teaches_where_to_begin() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("status", "models", "up", "demo", "queue", "health", "build", "doctor"),
+        *("status", "models", "up", "demo", "queue", "health", "add", "build", "doctor"),
         *("dead", "dead list", "dead show", "dead requeue", "dead purge"),
     ],
 )

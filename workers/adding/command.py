@@ -1,0 +1,141 @@
+"""`fleet add`: read, try in a process of its own, write, say what was decided."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from producer.contract.errors import ConfigError
+from producer.contract.names import is_model_name
+from workers import children
+from workers.adding import placing, report
+from workers.adding.found import Found
+from workers.adding.graph import read_graph
+from workers.adding.hints import Hints, check, to_json
+from workers.adding.model_file import model_file
+from workers.models import MODEL_FILE, load_model
+from workers.settings import WorkerSettings
+
+_NEEDED: Final = ("onnx", "onnxruntime")
+
+#: The clone or image that this package lies in; the child must find `workers` there.
+_ROOT: Final = Path(__file__).resolve().parent.parent.parent
+
+#: How long a trial may take to end when it is told to.
+_END_S: Final = 2.0
+
+
+def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: bool) -> None:
+    """Add the model and print what was decided; every refusal is a ConfigError."""
+    _check_installed()
+    name = _name_of(path) if name is None else name
+    if not is_model_name(name):
+        raise ConfigError(
+            f"--name: {name!r} cannot name a model: letters, digits, - and _, at most 64."
+        )
+    settings = WorkerSettings.load()
+    try:
+        with children.ended_by_signals():
+            folder, found, kept = _add(path, name, hints, settings, replace=replace)
+    except children.Ended as ended:
+        click.echo("fleet: interrupted; nothing was added.", err=True)
+        raise SystemExit(128 + ended.signum) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or path}: cannot be read or written: {error.strerror}."
+        ) from error
+    if as_json:
+        click.echo(json.dumps(_as_json(name, folder, found), indent=2))
+        return
+    click.echo("\n".join(report.lines(name, folder, found)))
+    if kept:
+        click.echo(f"\nThe model that was there is kept in {kept}.")
+
+
+def _add(
+    path: Path, name: str, hints: Hints, settings: WorkerSettings, *, replace: bool
+) -> tuple[Path, Found, Path | None]:
+    """Return the new folder, what was found, and where a replaced model is kept."""
+    models = settings.config_dir / "models"
+    placing.check_free(models, name, replace=replace)
+    graph = read_graph(path)
+    check(hints, graph.inputs)
+    with placing.scratch(models) as scratch:
+        made = scratch / name
+        file = placing.copy_model(graph, made)
+        found = _tried(file, name, hints, threads=settings.threads, source=path)
+        text = model_file(name, file.name, found, hints)
+        (made / MODEL_FILE).write_text(text, encoding="utf-8")
+        load_model(made)
+        had_one = os.path.lexists(models / name)
+        folder = placing.put_in_place(made, models, replace=replace)
+    return folder, found, placing.before_of(folder) if had_one else None
+
+
+def _tried(file: Path, name: str, hints: Hints, *, threads: int, source: Path) -> Found:
+    """Return what a process of its own found out about the copied model."""
+    scratch = file.parent.parent
+    result, log = scratch / "result.json", scratch / "log.txt"
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    words = [str(file), name, str(threads), to_json(hints), str(result)]
+    with children.running(
+        [sys.executable, "-m", "workers.adding.trial", *words],
+        environ={**os.environ, "PYTHONPATH": path},
+        within_s=_END_S,
+        output=log,
+    ) as child:
+        child.wait()
+    if not result.is_file():
+        raise ConfigError(f"{source}: {_how_it_ended(child.returncode, log)}")
+    said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    if "refused" in said:
+        # It was tried as a copy, whose place means nothing to anybody.
+        text = str(said["refused"]).replace(str(file), source.name)
+        for said_already in (f"{source.name}: ", f"{name}: "):
+            text = text.removeprefix(said_already)
+        raise ConfigError(f"{source}: {text}")
+    return Found.from_json(said["found"])
+
+
+def _how_it_ended(status: int, log: Path) -> str:
+    said = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line for line in reversed(said) if line.strip()), "")
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"running one row of it killed its process ({name}). {report.plain(last)}".strip()
+    return f"trying it ended with status {status}. {report.plain(last)}".strip()
+
+
+def _name_of(path: Path) -> str:
+    """Return a model's name that is like the file's."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:64]
+    if not name:
+        raise ConfigError(f"{path}: its name makes no model's name; give one with --name.")
+    return name
+
+
+def _check_installed() -> None:
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"`fleet add` needs {name}, which is not installed. In the clone: "
+                'pip install -e ".[cli,worker]"'
+            )
+
+
+def _as_json(name: str, folder: Path, found: Found) -> dict[str, Any]:
+    return {
+        "model": name,
+        "folder": str(folder),
+        "max_batch_size": found.max_batch_size,
+        "why_batch": report.why_batch(found),
+        **found.as_json(),
+    }

@@ -1,0 +1,152 @@
+"""What an ONNX file says of itself, read without a runtime; what is in the way of serving it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import onnx
+
+from producer.contract.errors import ConfigError
+from workers.build.graph import external_files
+from workers.engines.base import one_line
+from workers.half_precision import is_half_precision
+from workers.onnx_file import why_not_onnx
+
+#: A fixed size, or the name of one that is free; empty where the exporter gave it none.
+Size: TypeAlias = int | str
+
+#: Nodes that compute in integers, or round what they are given to them.
+_INTEGER_NODES: Final = frozenset(
+    {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear"}
+)
+_INTEGER_PREFIX: Final = "QLinear"
+
+#: What a file of another kind is, by its suffix, and how to get an ONNX file of it.
+_OTHER_KINDS: Final = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt"), "PyTorch: export it with torch.onnx.export"),
+    ".safetensors": "weights alone: export the model with torch.onnx.export",
+    **dict.fromkeys((".h5", ".keras", ".pb"), "TensorFlow: convert it with tf2onnx"),
+    ".tflite": "TensorFlow Lite: convert it with tf2onnx --tflite",
+    **dict.fromkeys((".pkl", ".joblib"), "a pickle: convert the estimator with skl2onnx"),
+    **dict.fromkeys((".engine", ".plan"), "a TensorRT plan: give the ONNX file it was made of"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A model file that may be tried."""
+
+    path: Path
+    #: The sizes of each input and output by name, in the file's order.
+    inputs: dict[str, tuple[Size, ...]]
+    outputs: dict[str, tuple[Size, ...]]
+    precision: str
+    #: The files beside it that hold its weights.
+    external: tuple[Path, ...]
+    #: Operators that ONNX does not define, such as ``com.acme:Fancy``; the runtime may know them.
+    foreign: tuple[str, ...]
+
+
+def read_graph(path: Path) -> Graph:
+    """Return what the file says; ConfigError names the first thing that is in the way."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'there is no such file'}.")
+    if problem := why_not_onnx(path):
+        kind = _OTHER_KINDS.get(path.suffix.lower())
+        raise ConfigError(f"{path} {problem}.{f' It looks like {kind}.' if kind else ''}")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:
+        raise ConfigError(f"{path} is not an ONNX model: {one_line(error)}") from error
+    weights = {tensor.name for tensor in model.graph.initializer}
+    given = [value for value in model.graph.input if value.name not in weights]
+    if not given:
+        raise ConfigError(
+            f"{path}: the model has no inputs: it gives the same answer to every job. Export it so "
+            "that what a job sends is an input of the graph."
+        )
+    nodes = list(_nodes(model.graph))
+    has_zipmap = any(node.op_type == "ZipMap" for node in nodes)
+    for side, values in (("input", given), ("output", model.graph.output)):
+        for value in values:
+            if why := _why_not(value, has_zipmap=has_zipmap):
+                raise ConfigError(f"{path}: {side} {value.name!r} {why}")
+    return Graph(
+        path=path,
+        inputs={value.name: _sizes(value) for value in given},
+        outputs={value.name: _sizes(value) for value in model.graph.output},
+        precision=_precision(path, nodes),
+        external=_external(path),
+        foreign=tuple(sorted({name for node in nodes if (name := _foreign(node, model))})),
+    )
+
+
+def _why_not(value: onnx.ValueInfoProto, *, has_zipmap: bool) -> str:
+    """Return why jobs cannot carry a tensor, or nothing."""
+    kind = value.type.WhichOneof("value")
+    if kind == "sequence_type" and has_zipmap:
+        return (
+            "is a sequence of maps, not a tensor, and cannot be split between jobs: the model ends "
+            "in a ZipMap. Export it without: "
+            "skl2onnx.to_onnx(..., options={'zipmap': False})."
+        )
+    if kind != "tensor_type":
+        called = (kind or "value of no known kind").removesuffix("_type")
+        return f"is a {called}, not a tensor, and cannot be split between jobs. Leave it out."
+    if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+        return (
+            "is text; jobs carry numbers to an engine. Move the text step (tokenizer, labels) out "
+            "of the model."
+        )
+    return ""
+
+
+def _sizes(value: onnx.ValueInfoProto) -> tuple[Size, ...]:
+    return tuple(
+        size.dim_value if size.HasField("dim_value") else size.dim_param
+        for size in value.type.tensor_type.shape.dim
+    )
+
+
+def _precision(path: Path, nodes: Sequence[onnx.NodeProto]) -> str:
+    if any(n.op_type in _INTEGER_NODES or n.op_type.startswith(_INTEGER_PREFIX) for n in nodes):
+        return "int8"
+    return "fp16" if is_half_precision(path) else "fp32"
+
+
+def _external(path: Path) -> tuple[Path, ...]:
+    files = external_files(path)
+    for file in files:
+        # By its name, not by where links lead: caches of downloads consist of links.
+        if os.path.relpath(file, path.parent).startswith(os.pardir):
+            raise ConfigError(
+                f"{path}: its weights lie outside its folder, in {file}. Save them beside it: "
+                "onnx.save(..., save_as_external_data=True)."
+            )
+        if not file.is_file():
+            raise ConfigError(
+                f"{path}: its weights are in {file}, which is not there. Put it beside the model."
+            )
+    return tuple(files)
+
+
+def _foreign(node: onnx.NodeProto, model: onnx.ModelProto) -> str:
+    """Return the name of an operator that neither ONNX nor the file itself defines."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    own = {(function.domain, function.name) for function in model.functions}
+    if onnx.defs.has(node.op_type, domain) or (node.domain, node.op_type) in own:
+        return ""
+    return f"{domain}:{node.op_type}" if domain else str(node.op_type)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node, those inside of loops and branches included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)

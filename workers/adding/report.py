@@ -1,0 +1,118 @@
+"""What `fleet add` decided and why, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from workers.adding.found import Found, Port
+
+
+def plain(text: str) -> str:
+    """Return ``text`` on one line, without what a terminal or a comment would choke on."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+
+
+def threads(found: Found) -> str:
+    """Return how many threads ran it, in words."""
+    return "1 thread" if found.threads == 1 else f"{found.threads} threads"
+
+
+def why_batch(found: Found) -> str:
+    """Return in a sentence why batches have the size they have."""
+    if not found.batches:
+        jobs = "A job runs alone and uncut" if found.whole else "Each row runs alone"
+        return f"{jobs}: {found.why}."
+    if found.other_runtime:
+        return (
+            f"Rows may share a run. Workers here would use {found.other_runtime}, which was not "
+            "timed: try sizes under load."
+        )
+    best = found.max_batch_size
+    if best == 1:
+        return "Rows may share a run, but larger batches gain less than a tenth on this machine."
+    largest = max(timing.rows for timing in found.timings)
+    rates = {timing.rows: timing.rows_per_s for timing in found.timings}
+    gain = f"{rates[best] / rates[1]:.1f} times the rows/s of one by one"
+    if best == largest:
+        return f"{best} rows in a run give {gain}, the most of what was timed."
+    return f"{best} rows in a run give {gain}; larger batches gain less than a tenth more."
+
+
+def timing_rows(found: Found) -> list[str]:
+    """Return what was measured, a line for each batch size, and why there are no more."""
+    lines = _columns(
+        [
+            ("rows", "ms a run", "rows/s"),
+            *(
+                (str(t.rows), f"{1000 * t.run_s:.3g}", f"{t.rows_per_s:,.0f}")
+                for t in found.timings
+            ),
+        ]
+    )
+    if found.untimed:
+        lines.append(plain(f"no larger: {found.untimed}"))
+    return lines
+
+
+def lines(name: str, folder: Path, found: Found) -> Iterator[str]:
+    """Yield what was decided."""
+    yield f"{name}: added as {folder}"
+    yield ""
+    yield from (f"  {line}" for line in _ports(found))
+    yield ""
+    yield f"  batching   {'on' if found.batches else 'off'}, max_batch_size {found.max_batch_size}"
+    yield f"  why        {plain(why_batch(found))}"
+    for (axes, tried), names in _free_axes(found).items():
+        several = ", ".join(str(axis) for axis in axes)
+        yield (
+            f"  free size  axis {several} of {', '.join(names)}: jobs of one size share a batch; "
+            f"tried with {list(tried)}; --probe-shape tries yours"
+        )
+    yield f"  precision  {found.precision}"
+    yield f"  measured   {plain(found.runtime)} with {threads(found)}"
+    yield from (f"             {line}" for line in timing_rows(found))
+    yield ""
+    yield "Next: fleet up (or start your workers again), then in Python:"
+    yield f"  {example(name, found)}"
+
+
+def example(name: str, found: Found) -> str:
+    """Return a line of Python that sends a job of one row."""
+    arrays = ", ".join(
+        f'"{plain(port.name)}": numpy.zeros({list(port.tried)}, "{port.dtype}")'
+        for port in found.inputs
+    )
+    return f'infer.delay("{name}", {{{arrays}}}).get(timeout=10)'
+
+
+def _free_axes(found: Found) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]]:
+    """Return the names of inputs by their axes of any size and the shape that was tried."""
+    names: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for port in found.inputs:
+        if port.free_axes:
+            names.setdefault((port.free_axes, port.tried), []).append(plain(port.name))
+    return names
+
+
+def _ports(found: Found) -> list[str]:
+    return _columns(
+        [
+            ("", "name", "dtype", "shape", "counts rows"),
+            *(_port("input", port) for port in found.inputs),
+            *(_port("output", port) for port in found.outputs),
+        ]
+    )
+
+
+def _port(side: str, port: Port) -> tuple[str, ...]:
+    axis = "no axis" if port.batch_axis is None else f"axis {port.batch_axis}"
+    return (side, plain(port.name), port.dtype, port.shape, axis)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,198 @@
+"""The process in which a model is tried: opened, probed, timed. A model that kills it harms nobody.
+
+    python -m workers.adding.trial MODEL.onnx NAME THREADS HINTS RESULT.json
+
+HINTS are those of `workers.adding.hints`, as JSON; the result is {"found": ...}, or
+{"refused": why}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from producer.contract.errors import ConfigError, EngineFailed, FleetError
+from workers.adding.axes import Axes, grown_axes, guesses
+from workers.adding.found import Found, Port
+from workers.adding.graph import Graph, Size, read_graph
+from workers.adding.hints import Hints, from_json
+from workers.adding.speed import time_batches
+from workers.batching.pieces import Piece
+from workers.batching.stacking import Array, stack
+from workers.engines.base import Engine, one_line, open_engine
+from workers.engines.choice import choice
+from workers.models import AUTO, ONNXRUNTIME, ModelSpec, TensorSpec
+from workers.probe import Batching, declared, probe
+
+#: What the probe is told, and model.toml too, of a file in integers: below single precision it is
+#: ten times as lenient, and rows that influence each other by one step of 127 would pass.
+INT8_TOLERANCE: Final = 1e-4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Guess:
+    """One way to count rows, and what the probe says of it."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batching: Batching
+
+    @property
+    def axes_in(self) -> Axes:
+        return {tensor.name: tensor.batch_axis for tensor in self.inputs}
+
+
+def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
+    """Return how the model runs; FleetError says why it cannot be served."""
+    spec = ModelSpec(
+        name=name,
+        folder=graph.path.parent,
+        runtime=ONNXRUNTIME,
+        engines={graph.precision: graph.path},
+        precision=graph.precision,
+        ladder=("same/2",),
+        probe_hints=hints,
+    )
+    if graph.precision == "int8":
+        spec = dataclasses.replace(spec, tolerance=INT8_TOLERANCE)
+    engine = _open(spec, graph, threads=threads)
+    try:
+        guess = _first_that_batches(engine, spec, graph)
+        row, axes = guess.batching.row, guess.axes_in
+        most_rows = guess.batching.max_rows
+        if row_bytes := sum(array.nbytes for array in row.values()):
+            most_rows = max(1, min(most_rows, spec.max_batch_bytes // row_bytes))
+        timings, untimed = time_batches(
+            lambda rows: engine.run(_repeated(row, axes, rows)), most_rows=most_rows
+        )
+        instead = choice(dataclasses.replace(spec, runtime=AUTO)).runtime
+        return Found(
+            inputs=_ports(guess.inputs, graph.inputs, row),
+            outputs=_ports(guess.outputs, graph.outputs, {}),
+            precision=graph.precision,
+            batches=guess.batching.max_rows > 1,
+            why=guess.batching.why,
+            whole=guess.batching.whole,
+            timings=timings,
+            untimed=untimed,
+            runtime=engine.runtime,
+            threads=threads,
+            other_runtime="" if instead == ONNXRUNTIME else instead,
+        )
+    finally:
+        engine.close()
+
+
+def _open(spec: ModelSpec, graph: Graph, *, threads: int) -> Engine:
+    try:
+        return open_engine(spec, spec.precision, threads=threads)
+    except ConfigError as error:
+        if not graph.foreign:
+            raise
+        raise ConfigError(
+            f"{graph.path}: onnxruntime does not know all of its operators; ONNX does not define "
+            f"{', '.join(graph.foreign)}. Export the model with standard operators. {error}"
+        ) from error
+
+
+def _first_that_batches(engine: Engine, spec: ModelSpec, graph: Graph) -> _Guess:
+    """Return the first guess whose rows may share a run; else what holds without a declaration.
+
+    A guess whose rows may not is never declared: a job would be cut along an axis that may count
+    something else.
+    """
+    undeclared, refused = None, None
+    try:
+        undeclared = _probed(engine, spec, engine.inputs, engine.outputs)
+    except EngineFailed as error:
+        refused = error
+    if undeclared is not None and undeclared.batching.max_rows > 1:
+        return undeclared
+    for axes_in in guesses(graph.inputs):
+        try:
+            inputs = declared(engine.inputs, axes_in, side="input", model=spec.name)
+            found = _probed(engine, spec, inputs, engine.outputs)
+            if found.batching.max_rows == 1:
+                found = _with_grown_outputs(engine, spec, found)
+        except Exception:  # noqa: BLE001, S112 - a guess that does not even run was a wrong one
+            continue
+        if found.batching.max_rows > 1:
+            return found
+    if undeclared is None:
+        raise ConfigError(_how_to_hint(graph, refused)) from refused
+    return undeclared
+
+
+def _how_to_hint(graph: Graph, refused: EngineFailed | None) -> str:
+    """Return what to do about a model that took no row of those made up for it."""
+    name, sizes = next(iter(graph.inputs.items()))
+    shape = ",".join(str(size if isinstance(size, int) else 1) for size in sizes)
+    why = one_line(refused.__cause__) if refused is not None and refused.__cause__ else ""
+    return (
+        "the model takes no row of made-up values. Say what a row looks like: "
+        f"--probe-shape {name}={shape or 1} is its whole shape, --probe-max {name}=1 the largest "
+        f"value, for each input that needs it. {why}"
+    )
+
+
+def _with_grown_outputs(engine: Engine, spec: ModelSpec, found: _Guess) -> _Guess:
+    """Return the guess with the batch axes that outputs show when one row more is run."""
+    row = found.batching.row
+    one, two = (engine.run(_repeated(row, found.axes_in, rows)) for rows in (1, 2))
+    outputs = declared(engine.outputs, grown_axes(one, two), side="output", model=spec.name)
+    return _probed(engine, spec, found.inputs, outputs)
+
+
+def _probed(
+    engine: Engine,
+    spec: ModelSpec,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> _Guess:
+    batching = probe(engine.run, spec, inputs=inputs, outputs=outputs, precision=spec.precision)
+    return _Guess(inputs=inputs, outputs=outputs, batching=batching)
+
+
+def _repeated(row: Mapping[str, Array], axes: Axes, rows: int) -> dict[str, Array]:
+    pieces = [Piece(job=0, start=0, stop=1)] * rows
+    return stack([row], pieces, axes) if rows > 1 else dict(row)
+
+
+def _ports(
+    tensors: tuple[TensorSpec, ...],
+    sizes: Mapping[str, tuple[Size, ...]],
+    row: Mapping[str, Array],
+) -> tuple[Port, ...]:
+    return tuple(
+        Port(
+            name=tensor.name,
+            dtype=tensor.dtype,
+            sizes=sizes[tensor.name],
+            batch_axis=tensor.batch_axis,
+            tried=np.shape(row[tensor.name]) if tensor.name in row else (),
+        )
+        for tensor in tensors
+    )
+
+
+def main(path: str, name: str, threads: str, hints: str, result: str) -> None:
+    """Try the model and write what came of it."""
+    said: dict[str, object]
+    try:
+        graph, told = read_graph(Path(path)), from_json(hints)
+        said = {"found": try_model(graph, name, told, threads=int(threads)).as_json()}
+    except FleetError as error:
+        said = {"refused": str(error)}
+    except Exception as error:  # noqa: BLE001 - whatever a model does, the command says it
+        said = {"refused": one_line(error)}
+    Path(result).write_text(json.dumps(said), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
