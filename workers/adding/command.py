@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from rich.console import Console
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
@@ -43,7 +45,7 @@ def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: b
         )
     settings = WorkerSettings.load()
     try:
-        with children.ended_by_signals():
+        with children.ended_by_signals(), _shown(f"trying {path.name}"):
             folder, found, kept = _add(path, name, hints, settings, replace=replace)
     except children.Ended as ended:
         click.echo("fleet: interrupted; nothing was added.", err=True)
@@ -56,6 +58,8 @@ def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: b
         click.echo(json.dumps(_as_json(name, folder, found), indent=2))
         return
     click.echo("\n".join(report.lines(name, folder, found)))
+    if settings.models and name not in settings.models:
+        click.echo(f"\nfleet.toml or FLEET_MODELS lists the models to serve; add {name} there.")
     if kept:
         click.echo(f"\nThe model that was there is kept in {kept}.")
 
@@ -103,6 +107,12 @@ def _tried(file: Path, name: str, hints: Hints, *, threads: int, source: Path) -
             text = text.removeprefix(said_already)
         raise ConfigError(f"{source}: {text}")
     return Found.from_json(said["found"])
+
+
+def _shown(text: str) -> contextlib.AbstractContextManager[object]:
+    """Say on standard error what takes so long, where somebody can see it."""
+    console = Console(stderr=True)
+    return console.status(text) if console.is_terminal else contextlib.nullcontext()
 
 
 def _how_it_ended(status: int, log: Path) -> str:

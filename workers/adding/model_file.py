@@ -94,8 +94,8 @@ def _free_axes(port: Port) -> Iterator[str]:
     if not port.free_axes:
         return
     axes = ", ".join(str(axis) for axis in port.free_axes)
-    yield f"# Any size on axis {axes}: jobs of one size share a batch. For TensorRT on a GPU say which"
-    yield f"# sizes there are, as whole shapes of one row; it was tried with {list(port.tried)}:"
+    yield f"# Any size on axis {axes}: jobs of one size share a batch. For TensorRT on a GPU say"
+    yield f"# which sizes there are, as whole shapes of one row; tried with {list(port.tried)}:"
     yield f"# min_shape = {list(port.tried)}"
     yield f"# max_shape = {list(port.tried)}"
 
