@@ -231,6 +231,30 @@ def test_a_name_that_is_taken_is_refused_and_with_replace_the_old_model_is_kept(
     assert set(load_model(config / "models" / "mine").batch_axes_in) == {"image"}
 
 
+def test_a_file_that_lies_in_the_folder_of_its_model_already_can_be_added(config: Path) -> None:
+    folder = config / "models" / "mine"
+    folder.mkdir(parents=True)
+    onnx_models.linear(folder / "mine.onnx")
+
+    added(config, folder / "mine.onnx", "--replace")
+
+    assert loaded(config).spec.engines == {"fp32": folder / "mine.onnx"}
+
+
+def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(
+    config: Path, file: Path
+) -> None:
+    onnx_models.linear(file)
+    first = start_add(config, DIGITS)
+    trial_of(first)
+
+    line = refused(config, file)
+
+    first.communicate(timeout=20)
+    assert "another `fleet add` is at work" in line
+    assert (first.returncode, left(config)) == (0, ["digits"])
+
+
 @pytest.mark.parametrize("name", ["", "../x", ".x", "a b", "x" * 65])
 def test_what_cannot_name_a_model_is_refused(config: Path, name: str) -> None:
     assert "cannot name a model" in refused(config, DIGITS, "--name", name)
