@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import kombu.pools
 import pytest
 import redis
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -60,6 +61,13 @@ def subscribers(client: redis.Redis) -> set[str]:
 
 def until_heard(client: redis.Redis, made: list[Wait]) -> None:
     wait_until(lambda: heard(client, made), what="the subscriptions")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nobody_is_handed_a_dead_connection() -> Iterator[None]:
+    """Close what kombu keeps open for all apps of this process: the tests here cut it."""
+    yield
+    kombu.pools.reset()
 
 
 def test_a_lost_message(client: redis.Redis, settings: Settings) -> None:
@@ -158,8 +166,10 @@ def test_connections_that_are_open_and_dead(
 
 
 def test_results_larger_than_a_subscriber_may_have_waiting(
-    client: redis.Redis, settings: Settings
+    client: redis.Redis, settings: Settings, request: pytest.FixtureRequest
 ) -> None:
+    limits = str(client.config_get("client-output-buffer-limit")["client-output-buffer-limit"])
+    request.addfinalizer(lambda: client.config_set("client-output-buffer-limit", limits))
     client.config_set("client-output-buffer-limit", "pubsub 1mb 512kb 5")
     with waits(settings, ["get", "group", "reply", "await"]) as made:
         until_heard(client, made)
