@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.building import built, model_folder
 from tests.support.real_models import file_types, files_of_python
+from tests.support.tensorrt import plan_bytes
+from workers.build.store import variants_folder
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -36,3 +38,18 @@ def test_file_types_are_told_as_by_the_original(tmp_path: Path) -> None:
     assert agreement["fp16"] >= 0.99
     assert agreement["int8"] >= 0.97
     assert agreement["fp8"] >= 0.97
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_every_variant_becomes_a_plan(tmp_path: Path, precision: str) -> None:
+    source = file_types()
+    folder = model_folder(
+        tmp_path,
+        lambda path: path.symlink_to(source),
+        files={"rows.npz": files_of_python(16, seed=3)},
+    )
+
+    built(folder, precision, calibrate=folder / "rows.npz")
+
+    (path,) = variants_folder(folder).glob(f"{precision}-*.onnx")
+    assert plan_bytes(path, {"bytes": ((1, 2048), (8, 2048), (8, 2048))}) > 0

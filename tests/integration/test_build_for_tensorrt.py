@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.building import built, digits_folder, model_folder
 from tests.support.mlp import write_mlp
-from tests.support.real_models import file_types, files_of_python
 from tests.support.tensorrt import plan_bytes
 from workers.build.store import variants_folder
 
@@ -43,18 +42,3 @@ def test_variants_of_a_perceptron_become_plans_with_small_weights(
     bytes_each = 2 if precision == "fp16" else 1
     size = plan_bytes(file_of(folder, precision), DIGITS)
     assert parameters * bytes_each < size < parameters * (bytes_each + 1.9)
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_variants_of_a_model_of_file_types_become_plans(tmp_path: Path, precision: str) -> None:
-    source = file_types()
-    folder = model_folder(
-        tmp_path,
-        lambda path: path.symlink_to(source),
-        files={"rows.npz": files_of_python(16, seed=3)},
-    )
-
-    built(folder, precision, calibrate=folder / "rows.npz")
-
-    shapes = {"bytes": ((1, 2048), (8, 2048), (8, 2048))}
-    assert plan_bytes(file_of(folder, precision), shapes) > 0
