@@ -101,6 +101,10 @@ class ModelSpec:
     tolerance: float = 1e-3
     #: Passed to the engine as they are.
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    #: The class around the model, as ``module:Class``; ``None``: inputs and outputs are arrays.
+    code: str | None = None
+    #: Jobs whose `preprocess` runs at once in one process, and as many for `postprocess`.
+    hook_threads: int = 1
     #: How `fleet build` makes what [engines] does not list.
     build: BuildOptions = dataclasses.field(default_factory=BuildOptions)
     #: How TensorRT's plans of it are made.
@@ -194,6 +198,8 @@ def _read_model(
         find_ceiling=table.switch("find_ceiling", default=False),
         tolerance=table.number("tolerance", 1e-3),
         options=dict(_options(table)),
+        code=_code(table),
+        hook_threads=table.whole("hook_threads", 1, least=1),
         build=build,
         plans=read_plan_options(table, max_batch_size=max_batch_size),
     )
@@ -272,13 +278,24 @@ def _listed_source(table: Table, folder: Path, runtime: str) -> Path | None:
 
 def _runtime(table: Table) -> str:
     runtime = table.text("runtime", AUTO)
-    module, colon, name = runtime.partition(":")
-    if runtime not in RUNTIMES and not (colon and name.isidentifier() and module):
+    if runtime not in RUNTIMES and not _names_a_class(runtime):
         raise table.error(
             "runtime",
             f'must be "module:Class" or one of ours, not {runtime!r}.{nearest(runtime, RUNTIMES)}',
         )
     return runtime
+
+
+def _code(table: Table) -> str | None:
+    code = table.text("code", "module:Class") if "code" in table else None
+    if code is not None and not _names_a_class(code):
+        raise table.error("code", f'must be "module:Class", a class beside the file, not {code!r}.')
+    return code
+
+
+def _names_a_class(text: str) -> bool:
+    module, colon, name = text.partition(":")
+    return bool(module and colon and name.isidentifier())
 
 
 def _engines(

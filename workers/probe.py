@@ -16,7 +16,7 @@ import numpy as np
 from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, split, stack
-from workers.engines.base import one_line
+from workers.error_text import one_line
 from workers.models import ModelSpec, ProbeHint, TensorSpec
 from workers.tables import nearest
 

@@ -32,8 +32,9 @@ from workers.batching.pieces import (
 from workers.batching.shapes import groups, sizes_of
 from workers.batching.stacking import Array, join, split, stack
 from workers.ceilings import Ceilings
-from workers.engines.base import Engine, EngineRefused, one_line
+from workers.engines.base import Engine, EngineRefused
 from workers.engines.resident import ResidentEngines
+from workers.error_text import one_line
 from workers.largest_batch import find_ceilings
 from workers.memory_kind import memory_kind
 from workers.models import ModelSpec, TensorSpec

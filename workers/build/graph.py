@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from producer.contract.errors import ConfigError
 from workers.build.store import digest
-from workers.engines.base import one_line
+from workers.error_text import one_line
 
 _STANDARD: Final = ("", "ai.onnx")
 

@@ -13,7 +13,7 @@ from producer.contract.errors import ConfigError
 from workers.batching.stacking import Array
 from workers.build.options import is_metric
 from workers.build.store import digest
-from workers.engines.base import one_line
+from workers.error_text import one_line
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

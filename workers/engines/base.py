@@ -5,15 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from producer.contract.errors import BadRequest, ConfigError, EngineFailed, FleetError
 from workers.batching.stacking import Array
+from workers.beside import named_class
+from workers.error_text import one_line
 from workers.models import (
     ONNXRUNTIME,
     ONNXRUNTIME_CUDA,
@@ -104,36 +102,14 @@ def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
     return engine
 
 
-def one_line(error: BaseException) -> str:
-    """Return class and text of ``error``, short enough for one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-
-
 def _engine_class(spec: ModelSpec) -> Any:
-    module_name, _, class_name = _ENGINES.get(spec.runtime, spec.runtime).partition(":")
+    ours = _ENGINES.get(spec.runtime)
+    if ours is None:
+        return named_class(spec, spec.runtime, key="runtime")
+    module_name, _, class_name = ours.partition(":")
     try:
-        module = _module_beside(spec, module_name) or importlib.import_module(module_name)
+        return getattr(importlib.import_module(module_name), class_name)
     except Exception as error:
         raise ConfigError(
             f"{spec.name}: runtime {spec.runtime!r} cannot be imported: {one_line(error)}"
         ) from error
-    kind = getattr(module, class_name, None)
-    if kind is None:
-        raise ConfigError(f"{spec.name}: {module_name} holds no {class_name!r}.")
-    return kind
-
-
-def _module_beside(spec: ModelSpec, module_name: str) -> ModuleType | None:
-    """Return the module that lies in the model's folder; it comes before an installed one."""
-    path = Path(spec.folder, f"{module_name}.py")
-    if spec.runtime in _ENGINES or not path.is_file():
-        return None
-    # Two models may bring files of one name, so the folder's name is a part of it.
-    name = f"fleet_model_{spec.name}_{module_name}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        return None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
-    return module

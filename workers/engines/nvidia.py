@@ -10,10 +10,10 @@ import importlib.util
 from typing import Any
 
 from producer.contract.errors import ConfigError
-from workers.engines.base import one_line
 from workers.engines.cuda import Cuda, Device, Scratch, Stream
 from workers.engines.device_budget import DeviceBudget
 from workers.engines.trt_journal import Journal
+from workers.error_text import one_line
 
 
 class Nvidia:

@@ -29,10 +29,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.stacking import Array
-from workers.engines.base import Engine, EngineLost, EngineRefused, one_line
+from workers.engines.base import Engine, EngineLost, EngineRefused
 from workers.engines.cuda import says_lost
 from workers.engines.nvidia import device_kind
 from workers.engines.out_of_memory import is_out_of_memory
+from workers.error_text import one_line
 from workers.models import (
     ONNXRUNTIME,
     ONNXRUNTIME_CUDA,

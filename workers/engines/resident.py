@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from producer.contract.errors import ConfigError, FleetError, OutOfMemory
 from workers.batching.stacking import Array
-from workers.engines.base import Engine, EngineLost, one_line, open_engine
+from workers.engines.base import Engine, EngineLost, open_engine
+from workers.error_text import one_line
 from workers.models import ModelSpec
 
 logger = logging.getLogger(__name__)
