@@ -11,13 +11,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from celery import Celery, signals, states
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer
 
+from producer.contract.call import shapes_of
 from producer.contract.errors import Cancelled, Expired, FleetError
 from producer.contract.names import INFER_TASK
-from producer.contract.results import JsonReply
+from producer.contract.results import reply_in_json
 from workers.jobs import CANVAS, Job
 
 logger = logging.getLogger(__name__)
@@ -28,8 +30,9 @@ class Answer:
     """How one job ended, and what its reply says about the run."""
 
     job: Job
-    #: The model's outputs; None when `error` says what went wrong.
-    outputs: Mapping[str, Any] | None = None
+    #: The model's outputs, or what its `postprocess` returned; None when `error` says what went
+    #: wrong.
+    outputs: Any = None
     error: FleetError | None = None
     #: Model, precision, batch size, attempts, times, worker: becomes ``meta["fleet"]``.
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -42,6 +45,17 @@ class Answer:
         if isinstance(self.error, Expired | Cancelled):
             return str(states.REVOKED)
         return str(states.FAILURE)
+
+    @property
+    def shapes(self) -> str:
+        """Names, types and shapes of the outputs, never a value; of a hook's reply its type."""
+        outputs = self.outputs
+        if isinstance(outputs, Mapping) and all(
+            isinstance(array, np.ndarray) for array in outputs.values()
+        ):
+            return shapes_of(outputs)
+        # A name in a reply may be what the model found.
+        return type(outputs).__name__
 
     @property
     def why_retried(self) -> str:
@@ -145,11 +159,9 @@ class Answers:
         )
 
 
-def _reply_of(answer: Answer) -> Mapping[str, Any] | None:
+def _reply_of(answer: Answer) -> Any:
     """Return the outputs in the form in which the job's app can read them."""
-    if answer.job.in_json and answer.outputs is not None:
-        return JsonReply.of(answer.outputs)
-    return answer.outputs
+    return reply_in_json(answer.outputs) if answer.job.in_json else answer.outputs
 
 
 def _canvas_of(job: Job) -> dict[str, Any]:

@@ -84,6 +84,22 @@ class Begun:
         return min([limit_s, *(job.time_limit_s for job in self.runs if job.time_limit_s)])
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InHand:
+    """A batch that waits for the engine, and how far it is."""
+
+    batch: Batch
+    #: Begun already, because its hooks run before it is its turn.
+    begun: Begun | None = None
+    #: Its jobs on their way through `preprocess`.
+    going: Sequence[concurrent.futures.Future[None]] = ()
+
+    def drop(self) -> None:
+        """Start no more of its hooks."""
+        for each in self.going:
+            each.cancel()
+
+
 def read_claim(
     claimed: Claimed, runner: ModelRunner, *, max_reads: int, tick: Callable[[], None]
 ) -> Batch:

@@ -24,6 +24,7 @@ from workers.answers import Answer
 from workers.batches import (
     Batch,
     Begun,
+    InHand,
     answer_of,
     read_claim,
     refused,
@@ -44,10 +45,11 @@ from workers.delivery.ledger import (
 )
 from workers.delivery.scripts import Call, send
 from workers.endings import Endings
+from workers.hooked import forgiven, start_postprocess, start_preprocess
 from workers.jobs import Job
 from workers.loading import Loading
 from workers.orders import Orders
-from workers.runner import Outcome, Prepared
+from workers.runner import Outcome
 from workers.status import State, Status
 from workers.telemetry.events import TaskEvents
 from workers.telemetry.logs import said
@@ -86,7 +88,8 @@ class ClaimLoop:
         self._endings, self._events = endings, events
         self._status, self._orders = status, orders
         self._engine = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._ahead: Batch | None = None
+        self._ahead: InHand | None = None
+        self._ahead_since_s = 0.0
         #: Whether Redis may count entries as ours that this process knows nothing of.
         self._unsure = True
         self._queues = [queue_of(model) for model in models]
@@ -117,21 +120,22 @@ class ClaimLoop:
                 self._exchange()
                 self._loading.load(due)
         began_s, self._claiming.idle_s = time.monotonic(), 0.0
-        batch, self._ahead = self._ahead or self._claim(), None
-        if batch is None:
+        hand, self._ahead = self._ahead or self._claim(), None
+        if hand is None:
             return
         if self._orders.draining.is_set():
             # What was claimed meanwhile is given back when the loop ends.
-            self._ahead = batch
+            self._ahead = hand
             return
-        begun = self._begin(batch)
+        batch = hand.batch
+        begun = hand.begun or self._begin(batch)
         self._endings.add_answers(batch.queue, begun.answered)
         if begun.runs:
-            self._run(batch, begun)
+            self._run(hand, begun)
         busy_s = time.monotonic() - began_s - self._claiming.idle_s
         self._status.counters[batch.model].busy_s += busy_s
 
-    def _claim(self) -> Batch | None:
+    def _claim(self) -> InHand | None:
         """Take what waits; with nothing there, wait at the doorbell."""
         wishes = self._claiming.wishes()
         if not wishes:
@@ -147,7 +151,7 @@ class ClaimLoop:
             claimed, others = rung
             if others:
                 self._exchange(self._release(self._queues, keep=claimed.entries))
-        return self._read(self._claiming.gather(claimed, model_of(claimed.queue)))
+        return InHand(batch=self._read(self._claiming.gather(claimed, model_of(claimed.queue))))
 
     def _read(self, claimed: Claimed) -> Batch:
         """Decode a claim; bury at once what nobody can read."""
@@ -162,15 +166,19 @@ class ClaimLoop:
             self._exchange(*bad)
         return batch
 
-    def _begin(self, batch: Batch) -> Begun:
-        """Count the starts; give back and bury what must not run here now."""
+    def _begin(self, batch: Batch, *, beside: Sequence[Job] = ()) -> Begun:
+        """Count the starts; give back and bury what must not run here now.
+
+        ``beside``: the jobs that run meanwhile.
+        """
         jobs = [(job.entry, job.job_id, job.stamps) for job in batch.jobs]
         (verdicts,) = self._exchange(self._ledger.begin(batch.queue, jobs))
         begun = sort_begun(batch, verdicts, worker=self._endings.worker, now_unix_s=time.time())
         begun = begun.without(self._endings.end_stored(batch.queue, begun.suspects))
         calls: list[Call[Any]] = [self._bury(batch.queue, *each) for each in begun.buried]
         if begun.later:
-            kept = [job.entry for job in (*begun.started, *(job for job, _ in begun.buried))]
+            buried = (job for job, _ in begun.buried)
+            kept = [job.entry for job in (*begun.started, *buried, *beside)]
             calls.append(self._release([batch.queue], keep=kept))
         if calls:
             self._exchange(*calls)
@@ -186,47 +194,75 @@ class ClaimLoop:
         )
         return self._endings.bury(queue, job, error, letter)
 
-    def _run(self, batch: Batch, begun: Begun) -> None:
+    def _run(self, hand: InHand, begun: Begun) -> None:
         """Run the engine; beside it end what needs none, and decode the next batch."""
-        runner = self._loading.runners[batch.model]
-        began_unix_s, began_s = time.time(), time.monotonic()
+        batch, runner = hand.batch, self._loading.runners[hand.batch.model]
+        began_unix_s = time.time()
         limit_s = begun.limit_s(self._loading.time_limit_s(batch.model))
         self._status.batch_begins([job.entry.place for job in begun.runs], limit_s=limit_s)
-        prepared = [job.prepared for job in begun.runs if job.prepared is not None]
+        runs = self._preprocess(hand, begun) if runner.hooks else begun.runs
+        prepared = [job.prepared for job in runs if job.prepared is not None]
+        began_s = time.monotonic()
         running = self._engine.submit(run_engine, runner, prepared)
         self._events.flush()
         self._beside(lambda: self._claim_ahead(batch, begun))
-        ahead_since_s = time.monotonic()
-        while not concurrent.futures.wait([running], TICK_S).done:
+        self._wait([running], batch, begun)
+        outcomes = running.result()
+        if runner.hooks and runner.hooks.has_postprocess:
+            replies = start_postprocess(runner, runs, outcomes)
+            self._wait(replies, batch, begun)
+            outcomes = [reply.result() for reply in replies]
+        self._status.batch_ends()
+        if prepared:
+            took_s, rows = time.monotonic() - began_s, sum(job.rows for job in prepared)
+            self._claiming.learn(batch.model, took_s=took_s, rows=rows)
+            closed = Closed.ALONE if begun.alone else batch.closed
+            self._endings.count_batch(batch.model, closed, prepared, runner)
+        self._answer(batch, runs, outcomes, began_unix_s=began_unix_s)
+        self._loading.share_ceilings(batch.model)
+        if self._ahead is None or self._ahead.begun is None:
+            self._orders.forget()
+
+    def _preprocess(self, hand: InHand, begun: Begun) -> tuple[Job, ...]:
+        """Wait for the hooks before the engine; returns the jobs that are fit for it."""
+        batch, runner = hand.batch, self._loading.runners[hand.batch.model]
+        going = hand.going or start_preprocess(runner, begun.runs)
+        if not all(each.done() for each in going):
+            # The batch before is answered, and waits for no hook of this one.
+            self._beside(self._exchange)
+            self._wait(going, batch, begun)
+        for each in going:
+            each.result()
+        worker = self._endings.worker
+        faults = [(job, job.fault) for job in begun.runs if job.fault]
+        answers = [refused(job, fault, model=batch.model, worker=worker) for job, fault in faults]
+        self._endings.add_answers(batch.queue, answers)
+        return tuple(job for job in begun.runs if not job.fault)
+
+    def _wait(
+        self, futures: Sequence[concurrent.futures.Future[Any]], batch: Batch, begun: Begun
+    ) -> None:
+        """Wait for the engine or for hooks, and do meanwhile what cannot wait."""
+        while concurrent.futures.wait(futures, TICK_S).not_done:
             self._status.tick()
-            if self._ahead is not None and time.monotonic() - ahead_since_s > _AHEAD_S:
-                self._ahead = None
+            waited_s = time.monotonic() - self._ahead_since_s
+            if self._ahead is not None and waited_s > _AHEAD_S:
                 self._beside(lambda: self._give_back_all_but(begun))
             if len(begun.runs) == 1 and self._is_terminated(begun.runs[0]):
                 self._end_terminated(batch.queue, begun.runs[0])
-        outcomes = running.result()
-        self._status.batch_ends()
-        took_s, rows = time.monotonic() - began_s, sum(job.rows for job in prepared)
-        self._claiming.learn(batch.model, took_s=took_s, rows=rows)
-        self._answer(batch, begun, prepared, outcomes, began_unix_s=began_unix_s)
-        self._loading.share_ceilings(batch.model)
-        self._orders.forget()
 
     def _answer(
         self,
         batch: Batch,
-        begun: Begun,
-        prepared: Sequence[Prepared],
+        runs: Sequence[Job],
         outcomes: Sequence[Outcome],
         *,
         began_unix_s: float,
     ) -> None:
-        closed = Closed.ALONE if begun.alone else batch.closed
-        self._endings.count_batch(batch.model, closed, prepared, self._loading.runners[batch.model])
         worker = self._endings.worker
         runtime = self._loading.runners[batch.model].runtime
         answers: list[Answer] = []
-        for job, outcome in zip(begun.runs, outcomes, strict=True):
+        for job, outcome in zip(runs, outcomes, strict=True):
             if self._is_terminated(job):
                 answers.append(refused(job, terminated(), model=batch.model, worker=worker))
             else:
@@ -244,12 +280,13 @@ class ClaimLoop:
 
     # -- beside a running batch
 
-    def _beside(self, work: Callable[[], None]) -> None:
+    def _beside(self, work: Callable[[], object]) -> None:
         """Do ``work`` while the engine runs; what fails then is mended before the next claim."""
         try:
             work()
         except _TROUBLE as error:
-            self._unsure, self._ahead = True, None
+            self._unsure = True
+            self._drop_ahead()
             _trouble(error)
 
     def _claim_ahead(self, batch: Batch, begun: Begun) -> None:
@@ -259,11 +296,28 @@ class ClaimLoop:
             return
         wishes = self._claiming.wishes()
         (claimed,) = self._exchange(self._ledger.claim(wishes, running=True))
-        self._ahead = self._read(claimed) if claimed else None
+        if claimed is None:
+            return
+        self._ahead_since_s = time.monotonic()
+        ahead = self._ahead = InHand(batch=self._read(claimed))
+        runner = self._loading.runners[ahead.batch.model]
+        # A job whose earlier start has no outcome, or whose readers died, waits for its turn.
+        if runner.hooks and runner.hooks.has_preprocess and claimed.closed is not Closed.ALONE:
+            theirs = self._begin(ahead.batch, beside=begun.started)
+            going = [] if theirs.alone else start_preprocess(runner, theirs.runs)
+            self._ahead = InHand(batch=ahead.batch, begun=theirs, going=going)
 
     def _give_back_all_but(self, begun: Begun) -> None:
+        """Give back the batch ahead, uncounted."""
+        forgive = forgiven(self._ledger, self._ahead)
+        self._drop_ahead()
         held: Iterable[Entry] = [job.entry for job in begun.started]
-        self._exchange(self._release(self._queues, keep=held))
+        self._exchange(*forgive, self._release(self._queues, keep=held))
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.drop()
+        self._ahead = None
 
     def _is_terminated(self, job: Job) -> bool:
         return self._orders.terminates(self._ledger.marks(job.job_id, job.stamps))
@@ -312,7 +366,7 @@ class ClaimLoop:
         happened, so it is taken back; what has ended here is ended there first.
         """
         self._exchange(ensure_groups(self._ledger.keys, self._queues))
-        self._ahead = None
+        self._drop_ahead()
         forgive = [self._ledger.unfinished(queue, Note.FORGIVE) for queue in self._queues]
         self._exchange(*forgive, self._release(self._queues))
         self._unsure = False
@@ -329,7 +383,8 @@ class ClaimLoop:
             try:
                 self._exchange()
                 if self._endings.empty:
-                    self._exchange(self._ledger.release(self._queues, remove=True))
+                    release = self._ledger.release(self._queues, remove=True)
+                    self._exchange(*forgiven(self._ledger, self._ahead), release)
                     break
             except _TROUBLE as error:
                 _trouble(error)

@@ -14,7 +14,6 @@ from typing import Final
 import redis
 from kombu.exceptions import OperationalError
 
-from producer.contract.call import shapes_of
 from producer.contract.errors import EngineFailed, Expired, FleetError
 from producer.contract.names import model_of
 from workers.answers import Answer, Answers
@@ -359,9 +358,8 @@ class Endings:
         if reason := answer.why_retried:
             self._events.retried(job, reason)
         if error is None:
-            shapes = shapes_of(answer.outputs or {})
             runtime_s = answer.about.get("compute_s", 0.0)
-            self._events.succeeded(job, runtime_s=runtime_s, shapes=shapes)
+            self._events.succeeded(job, runtime_s=runtime_s, shapes=answer.shapes)
         elif answer.state == "REVOKED":
             self._events.revoked(job, expired=isinstance(error, Expired))
         else:

@@ -23,7 +23,8 @@ from producer.contract.message import Message, from_fields
 from producer.contract.names import INFER_TASK, model_of, shadow_of
 from producer.contract.wire import CONTENT_TYPE
 from workers.delivery.ledger import Entry
-from workers.runner import ModelRunner, Prepared
+from workers.prepared import Prepared
+from workers.runner import ModelRunner
 
 #: What a body may be packed as; pickle is never among them.
 _JSON: Final = "application/json"
@@ -54,7 +55,9 @@ class Job:
     kwargs: Any = dataclasses.field(default_factory=dict)
     #: Callbacks, errbacks, the rest of a chain, the chord it belongs to.
     embed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    #: What the engine gets; None when `fault` says why it gets nothing.
+    #: What was sent, for a model with hooks.
+    inputs: Mapping[str, Any] | None = None
+    #: What the engine gets; None when `fault` says why it gets nothing, or before `preprocess`.
     prepared: Prepared | None = None
     fault: FleetError | None = None
     #: Starts before this one.
@@ -123,7 +126,11 @@ def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unread
             error=error,
         )
     try:
-        job.prepared = _prepare(job, queue=queue, runner=runner)
+        inputs = _inputs(job, queue=queue)
+        if runner.hooks is not None:
+            job.inputs = inputs
+        if runner.hooks is None or not runner.hooks.has_preprocess:
+            job.prepared = runner.prepare(inputs)
     except FleetError as error:
         job.fault = error
     except MemoryError:
@@ -234,7 +241,7 @@ def shapes_shown(job: Job) -> str:
         return ""
 
 
-def _prepare(job: Job, *, queue: str, runner: ModelRunner) -> Prepared:
+def _inputs(job: Job, *, queue: str) -> Mapping[str, Any]:
     call = parse_call(job.args, job.kwargs)
     served = model_of(queue)
     if call.model not in (None, served):
@@ -243,4 +250,4 @@ def _prepare(job: Job, *, queue: str, runner: ModelRunner) -> Prepared:
         )
     if not isinstance(call.inputs, Mapping):
         raise BadRequest('Inputs must be a mapping of input name to value, as in {"image": array}.')
-    return runner.prepare(call.inputs)
+    return call.inputs

@@ -11,6 +11,7 @@ from typing import Any
 from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
 from workers.engines.choice import choice
 from workers.engines.nvidia import open_nvidia
+from workers.hooks import load_hooks
 from workers.models import TENSORRT, ModelSpec, load_models
 from workers.plans.making import make_plans, workshop_of
 from workers.runner import ModelRunner
@@ -99,12 +100,14 @@ class Loading:
     def _open(self, name: str) -> ModelRunner:
         spec = load_models(self._settings.config_dir, [name])[name]
         spec = _with_limits(spec, self._settings, self._names)
+        hooks = load_hooks(spec)
         chosen = choice(spec)
         said = {"model": name, "runtime": chosen.runtime, "reason": chosen.why}
         logger.info("runtime.chosen", extra=said)
         if chosen.runtime == TENSORRT:
             self._make_plans(spec)
         runner = ModelRunner.load(spec, threads=self._settings.threads)
+        runner.hooks = hooks
         if spec.memory_shared_by:
             self._leave_room(runner)
         self._ceilings.exchange(name, runner.memory_kind, runner.ceilings)

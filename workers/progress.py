@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from producer.contract.errors import FleetError
 from workers.batching.ladder import Rung
@@ -17,7 +18,8 @@ from workers.prepared import Prepared
 class Outcome:
     """How one job ended: with outputs or with an error."""
 
-    outputs: Mapping[str, Array] | None = dataclasses.field(repr=False)
+    #: By name; behind a `postprocess` whatever it returned. None where `error` says why.
+    outputs: Any = dataclasses.field(repr=False)
     error: FleetError | None
     #: The precision that answered; for a cut job the last one that the ladder led to.
     precision: str

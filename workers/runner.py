@@ -35,6 +35,7 @@ from workers.ceilings import Ceilings
 from workers.engines.base import Engine, EngineRefused
 from workers.engines.resident import ResidentEngines
 from workers.error_text import one_line
+from workers.hooks import Hooks
 from workers.largest_batch import find_ceilings
 from workers.memory_kind import memory_kind
 from workers.models import ModelSpec, TensorSpec
@@ -67,6 +68,8 @@ class ModelRunner:
         self, spec: ModelSpec, engines: ResidentEngines, batching: Batching, *, load_s: float
     ) -> None:
         self.spec = spec
+        #: The code around the model, where its file names any.
+        self.hooks: Hooks | None = None
         self.counters = Counters()
         self.ceilings = Ceilings()
         self._engines = engines
@@ -158,6 +161,7 @@ class ModelRunner:
                 for precision, path in self.spec.engines.items()
             },
             "ladder": list(self.spec.ladder),
+            "hooks": self.hooks.names if self.hooks else [],
             "max_rows": self.max_rows,
             "max_batch_size": self.spec.max_batch_size,
             "why": self.why,
@@ -171,6 +175,8 @@ class ModelRunner:
         }
 
     def close(self) -> None:
+        if self.hooks:
+            self.hooks.close()
         self._engines.close()
 
     def prepare(self, inputs: Mapping[str, object]) -> Prepared:

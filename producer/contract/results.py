@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -61,10 +61,21 @@ def _is_error(data: Any) -> bool:
 class JsonReply(dict[str, Any]):
     """A reply to a job that came in JSON; whatever is packed with it is packed as JSON."""
 
-    @classmethod
-    def of(cls, outputs: Mapping[str, Any]) -> JsonReply:
-        """Return ``outputs`` with lists of numbers in place of arrays."""
-        return cls({name: _without_arrays(value) for name, value in outputs.items()})
+
+class JsonValue:
+    """The same of a reply that is no map; kombu's JSON asks it for what to write."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __json__(self) -> Any:
+        return self._value
+
+
+def reply_in_json(reply: Any) -> JsonReply | JsonValue:
+    """Return ``reply``, with lists of numbers in place of arrays, to be packed as JSON."""
+    plain = _without_arrays(reply)
+    return JsonReply(plain) if isinstance(plain, dict) else JsonValue(plain)
 
 
 def _without_arrays(value: Any) -> Any:
@@ -82,7 +93,7 @@ def _is_json(data: Any) -> bool:
     result = data.get("result") if isinstance(data, dict) else None
     if isinstance(data, list) and len(data) == 4:
         result = data[3]
-    return isinstance(result, JsonReply)
+    return isinstance(result, JsonReply | JsonValue)
 
 
 def _holds_array(value: Any) -> bool:

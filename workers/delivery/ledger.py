@@ -290,7 +290,8 @@ class Ledger:
     def unfinished(self, queue: str, note: Note, *, entry: str = "") -> Call[int]:
         """Note why the consumer's begun jobs of ``queue`` have no outcome.
 
-        A timeout is noted of one job alone, that of ``entry``: a stream and an entry id.
+        A timeout is noted of one job alone, that of ``entry``: a stream and an entry id. Starts
+        are taken back of all of them, or of that one.
         """
         return Call(
             script=scripts.UNFINISHED,

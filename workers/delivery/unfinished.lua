@@ -2,7 +2,8 @@
 --
 -- KEYS  the queue's journal, then its streams
 -- ARGV  group, consumer, then what is to be noted:
---       forgive  we ended it, not they: their starts are taken back
+--       forgive  we ended it, not they: their starts are taken back; where a `stream entry-id` follows, the
+--                start of that job alone
 --       timeout  it ran the job of the `stream entry-id` that follows, alone, for longer than it may
 -- out   number of records changed
 --
@@ -21,7 +22,8 @@ end
 for i = 1, #records, 2 do
   local stream, id, starts, holder = string.match(records[i + 1], '^(%S+) (%S+) (%d+) %S+ (.*)$')
   local its_entry = (stream or '') .. ' ' .. (id or '')
-  if holder == consumer and (note == 'forgive' or its_entry == entry) and held(stream, id) then
+  local meant = its_entry == entry or (note == 'forgive' and entry == '')
+  if holder == consumer and meant and held(stream, id) then
     mine[#mine + 1] = {job = records[i], entry = its_entry .. ' ', starts = tonumber(starts)}
   end
 end
