@@ -103,7 +103,7 @@ class ModelSpec:
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     #: The class around the model, as ``module:Class``; ``None``: inputs and outputs are arrays.
     code: str | None = None
-    #: Jobs whose `preprocess` runs at once in one process, and as many for `postprocess`.
+    #: Threads of `preprocess` in one process, and as many of `postprocess`.
     hook_threads: int = 1
     #: How `fleet build` makes what [engines] does not list.
     build: BuildOptions = dataclasses.field(default_factory=BuildOptions)

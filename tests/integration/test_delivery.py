@@ -280,6 +280,29 @@ def test_a_start_that_we_ended_is_forgiven(broker: redis.Redis) -> None:
     assert begin(broker, heir, again) == [(Verdict.RUN, 0)]
 
 
+def test_one_start_can_be_forgiven_beside_others_that_count(broker: redis.Redis) -> None:
+    for job in ("running", "ahead"):
+        add(broker, job)
+    who, heir = ledger("a"), ledger("b")
+    claimed = claim(broker, who)
+    assert claimed is not None
+    begin(broker, who, claimed)
+    running, ahead = claimed.entries
+
+    forgiven, released = send(
+        broker,
+        who.unfinished(QUEUE, Note.FORGIVE, entry=ahead.place),
+        who.release([QUEUE], keep=[running]),
+    )
+
+    again = claim(broker, heir)
+    assert (forgiven, released) == (1, 1)
+    assert again is not None
+    assert ids(again) == ["ahead"]
+    assert begin(broker, heir, again) == [(Verdict.RUN, 0)]
+    assert complete(broker, who, (running,)) == [Ending.STORED]
+
+
 def test_a_job_that_ran_alone_for_too_long_is_not_run_again(broker: redis.Redis) -> None:
     add(broker, "j")
     who, heir = ledger("a"), ledger("b")

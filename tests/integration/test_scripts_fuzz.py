@@ -302,10 +302,11 @@ class Fuzz:
     def _free(self, consumer: Consumer, *, note: Note | None, remove: bool) -> None:
         if note is not None:
             place = self.chance.choice(list(self.model.owner) or [(STREAMS[0], "0-0")])
-            entry = " ".join(place) if note is Note.TIMEOUT else ""
+            one = note is Note.TIMEOUT or self.chance.random() < 0.5
+            entry = " ".join(place) if one else ""
             noted = self._ask(consumer.ledger.unfinished(QUEUE, note, entry=entry))
             if note is Note.FORGIVE:
-                assert noted == self.model.forgive(consumer.name)
+                assert noted == self.model.forgive(consumer.name, place if one else None)
             else:
                 assert noted == self.model.time_out(consumer.name, place)
         held = self.model.held_by(consumer.name)

@@ -47,12 +47,12 @@ class Model:
         self.starts[job] = self.starts.get(job, 0) + 1
         self.begun_by[job] = (consumer, place)
 
-    def forgive(self, consumer: str) -> int:
-        """Take back the starts of what a consumer began; returns of how many jobs."""
+    def forgive(self, consumer: str, only: Place | None = None) -> int:
+        """Take back the starts of what a consumer began, or of one; returns of how many jobs."""
         jobs = [
             job
             for job, (who, place) in self.begun_by.items()
-            if who == consumer == self.owner.get(place)
+            if who == consumer == self.owner.get(place) and only in (None, place)
         ]
         self.timed_out.difference_update(jobs)
         for job in jobs:
