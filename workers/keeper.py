@@ -156,9 +156,8 @@ class Keeper(threading.Thread):
                 keys=self._keys, consumer=death.consumer, result_ttl_s=0, max_attempts=0
             )
             note = _NOTES.get(death.cause)
-            notes = [
-                ledger.unfinished(name, note, entry=death.alone) for name in self._queues if note
-            ]
+            entry = death.alone if note is Note.TIMEOUT else ""
+            notes = [ledger.unfinished(name, note, entry=entry) for name in self._queues if note]
             release = ledger.release(self._queues, remove=True, unread=death.cause is Cause.OURS)
             *_, released = send(self._client, *notes, release)
             self._unreleased.pop(0)

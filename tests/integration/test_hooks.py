@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from celery import Celery
@@ -17,6 +18,7 @@ from celery import Celery
 from producer.client import Client, Job
 from producer.contract.errors import FleetError
 from producer.contract.names import Keys
+from tests.onnx_models import DIGITS
 from tests.support.engines import started, starts
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
@@ -58,6 +60,44 @@ def test_bytes_and_text_go_in_and_what_postprocess_returns_comes_out(
     assert text.outputs == {"read": "a sentence", "rows": 1}
     assert (label.outputs, label.attempts) == ("cat", 1)
     assert instance["models"][MODEL]["hooks"] == ["preprocess", "postprocess"]
+
+
+BEFORE = """
+import numpy as np
+
+class Digits:
+    def preprocess(self, inputs):
+        pixels = np.frombuffer(inputs["raw"], np.uint8).reshape(-1, 1, 8, 8)
+        return {"image": pixels.astype(np.float32) / 255}
+"""
+
+BEHIND = """
+class Digits:
+    def postprocess(self, outputs, inputs):
+        rows = len(inputs["image"])
+        return [{"digit": int(row.argmax()), "of": rows} for row in outputs["scores"]]
+"""
+
+
+@pytest.mark.parametrize("code", [BEFORE, BEHIND])
+def test_a_real_model_may_have_either_hook_beside_its_file(
+    server: TestServer, fleet: Client, code: str
+) -> None:
+    model = {"max_batch_size": 4, "engines": {"fp32": str(DIGITS / "digits.onnx")}}
+    # Seven rows in one job, and batches of four: cut for the engine, whole for its hooks.
+    raw = np.random.default_rng(1).integers(0, 256, (7, 1, 8, 8), dtype=np.uint8)
+    image = raw.astype(np.float32) / 255
+    with config_folder({MODEL: {"code": "digits_code:Digits", **model}, "plain": model}) as config:
+        (config / "models" / MODEL / "digits_code.py").write_text(code)
+        with running_worker(server, config):
+            scores = fleet.submit("plain", {"image": image}).reply(20).outputs["scores"]
+            sent = {"raw": raw.tobytes()} if code == BEFORE else {"image": image}
+            reply = fleet.submit(MODEL, sent).reply(20)
+
+    if code == BEFORE:
+        np.testing.assert_allclose(reply.outputs["scores"], scores, rtol=1e-5)
+    else:
+        assert reply.outputs == [{"digit": int(row.argmax()), "of": 7} for row in scores]
 
 
 def test_what_one_hook_does_harms_none_of_its_batch_mates(
