@@ -12,7 +12,7 @@ import onnx
 
 from producer.contract.errors import ConfigError
 from workers.build.graph import external_files
-from workers.engines.base import one_line
+from workers.error_text import one_line
 from workers.half_precision import is_half_precision
 from workers.onnx_file import why_not_onnx
 

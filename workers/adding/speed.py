@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from workers.engines.base import one_line
+from workers.error_text import one_line
 
 SIZES: Final = (1, 2, 4, 8, 16, 32)
 

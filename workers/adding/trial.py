@@ -25,8 +25,9 @@ from workers.adding.hints import Hints, from_json
 from workers.adding.speed import time_batches
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, stack
-from workers.engines.base import Engine, one_line, open_engine
+from workers.engines.base import Engine, open_engine
 from workers.engines.choice import choice
+from workers.error_text import one_line
 from workers.models import AUTO, ONNXRUNTIME, ModelSpec, TensorSpec
 from workers.probe import Batching, declared, probe
 

@@ -47,7 +47,7 @@ def alone(runner: ModelRunner, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 def outputs_of(outcome: Outcome) -> Mapping[str, Array]:
     assert outcome.error is None
-    assert outcome.outputs is not None
+    assert isinstance(outcome.outputs, Mapping)
     return outcome.outputs
 
 
