@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ def named_class(spec: ModelSpec, named: str, *, key: str) -> Any:
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{spec.name}: {key} {named!r} cannot be imported: {one_line(error)}"
+            f"{_how_to_import(spec, error)}"
         ) from error
     kind = getattr(module, class_name, None)
     if kind is None:
@@ -33,16 +33,31 @@ def named_class(spec: ModelSpec, named: str, *, key: str) -> Any:
 
 
 def _module_beside(spec: ModelSpec, module_name: str) -> ModuleType | None:
-    """Return the module that lies in the model's folder, run anew, if there is one."""
-    path = Path(spec.folder, f"{module_name}.py")
-    if not path.is_file():
+    """Return the module that lies in the model's folder, run anew, if there is one.
+
+    The folder is a package of its own: two models may bring files of one name.
+    """
+    if not _lies_beside(spec.folder, module_name):
         return None
-    # Two models may bring files of one name, so the folder's name is a part of it.
-    name = f"fleet_model_{spec.name}_{module_name}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        return None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
-    return module
+    package = f"fleet_model_{spec.name}"
+    for name in list(sys.modules):
+        if name == package or name.startswith(f"{package}."):
+            del sys.modules[name]
+    folder = ModuleType(package)
+    folder.__path__ = [str(spec.folder)]
+    sys.modules[package] = folder
+    importlib.invalidate_caches()
+    return importlib.import_module(f"{package}.{module_name}")
+
+
+def _lies_beside(folder: Path, module_name: str) -> bool:
+    path = Path(folder, *module_name.split("."))
+    return path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()
+
+
+def _how_to_import(spec: ModelSpec, error: BaseException) -> str:
+    """Return what to write for an import that looked for a file of the folder elsewhere."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is None or not _lies_beside(spec.folder, missing):
+        return ""
+    return f". It lies beside the model: write `from . import {missing}`."

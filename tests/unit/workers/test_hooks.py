@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,61 @@ def test_the_class_beside_the_file_is_found(tmp_path: Path) -> None:
     assert hooks.names == ["preprocess"]
     assert hooks.preprocess({"text": "a"}) == {"x": 1}
     assert hooks.postprocess({"y": 2}, {}) == {"y": 2}
+
+
+def test_the_code_may_be_several_files_and_each_model_has_its_own(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        spec = spec_with(
+            tmp_path / name,
+            "from . import words\nfrom .parts.deep import SIGN\n\n"
+            "class Around:\n    def preprocess(self, inputs):\n"
+            "        return {'x': words.WORD + SIGN}\n",
+        )
+        spec = dataclasses.replace(spec, name=name)
+        (spec.folder / "words.py").write_text(f"WORD = {name!r}")
+        (spec.folder / "parts").mkdir()
+        (spec.folder / "parts" / "deep.py").write_text("SIGN = '!'")
+
+        made.append(load_hooks(spec))
+
+    assert [hooks and hooks.preprocess({}) for hooks in made] == [{"x": "one!"}, {"x": "two!"}]
+
+
+def test_a_package_beside_the_file_may_be_the_code(tmp_path: Path) -> None:
+    spec = spec_with(tmp_path, "", TOML.replace("around:", "tokens.around:"))
+    (spec.folder / "tokens").mkdir()
+    (spec.folder / "tokens" / "around.py").write_text(
+        "class Around:\n    def preprocess(self, inputs):\n        return {'x': 1}\n"
+    )
+
+    hooks = load_hooks(spec)
+
+    assert hooks is not None
+    assert hooks.preprocess({}) == {"x": 1}
+
+
+def test_the_import_of_a_file_of_the_folder_by_its_bare_name_is_told_how_to_write_it(
+    tmp_path: Path,
+) -> None:
+    spec = spec_with(tmp_path, "import words_of_ours")
+    (spec.folder / "words_of_ours.py").write_text("")
+
+    with pytest.raises(ConfigError, match=r"write `from \. import words_of_ours`"):
+        load_hooks(spec)
+
+
+def test_code_that_was_mended_is_run_anew(tmp_path: Path) -> None:
+    spec = spec_with(tmp_path, "from .words import WORD")
+    (spec.folder / "words.py").write_text("raise RuntimeError('broken')")
+    with pytest.raises(ConfigError, match="broken"):
+        load_hooks(spec)
+
+    (spec.folder / "words.py").write_text("WORD = 1")
+
+    with pytest.raises(ConfigError, match="holds no 'Around'"):
+        load_hooks(spec)
 
 
 def test_a_model_without_code_has_no_hooks(tmp_path: Path) -> None:
