@@ -85,6 +85,8 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
         _say(f"Flower   {flower.address}  {flower.access.how_to_log_in()}")
     if trouble := local.troubles(words):
         _say(f"not yet  {trouble}")
+    if broker.process and NOTE.exists():
+        _say(f"\nFor an app in another folder:\n\n  export FLEET_BROKER_URL=$(cat {NOTE})")
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"

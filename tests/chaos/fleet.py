@@ -44,6 +44,8 @@ class Shape:
     fence_ttl_s: int = 3600
     batch_s: float = 0.05
     max_batch_size: int = 8
+    #: Code around the model, as ``module:Class``; with it a batch begins while another runs.
+    code: str | None = None
 
     def environ(self, server: TestServer, mark: str) -> dict[str, str]:
         return {
@@ -275,6 +277,8 @@ def running_fleet(shape: Shape, folder: Path, account: Account) -> Iterator[Flee
         "max_batch_size": shape.max_batch_size,
         "options": options,
     }
+    if shape.code:
+        model["code"] = shape.code
     with running_server() as server, config_folder({MODEL: model}) as config:
         fleet = Fleet(shape, server, folder, config, account)
         try:

@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _rounds(given: Any) -> Report:
-    with trial(Shape(), given.seed) as on_trial:
+    with trial(Shape(code=_code(given)), given.seed) as on_trial:
         if given.faults == "kill":
             faults = drawn(KILLS, given.rounds, on_trial.chance)
         else:
@@ -53,12 +53,16 @@ def _rounds(given: Any) -> Report:
 
 
 def _soak(given: Any) -> Report:
-    shape = Shape(result_ttl_s=_SOAK_TTL_S, fence_ttl_s=_SOAK_TTL_S)
+    shape = Shape(result_ttl_s=_SOAK_TTL_S, fence_ttl_s=_SOAK_TTL_S, code=_code(given))
     with trial(shape, given.seed) as on_trial:
         soak = Soak(
             on_trial, minutes=given.minutes, fault_every_s=given.fault_every_s, load=given.load
         )
         return soak.run(_tell)
+
+
+def _code(given: Any) -> str | None:
+    return "tests.support.hooks:Through" if given.hooks else None
 
 
 def _tell(line: str) -> None:
@@ -74,6 +78,7 @@ def _arguments() -> Any:
     parser.add_argument("--minutes", type=float, help="a steady load for so long, not rounds")
     parser.add_argument("--fault-every-s", type=float, default=60.0)
     parser.add_argument("--load", type=float, default=0.5, help="part of the full rate")
+    parser.add_argument("--hooks", action="store_true", help="with code around the model")
     parser.add_argument("--json", type=Path, help="write what was measured into this file")
     return parser.parse_args()
 

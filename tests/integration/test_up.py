@@ -156,6 +156,15 @@ def test_a_plain_prompt_in_the_folder_finds_the_broker(up: Up, tmp_path: Path) -
 
     assert prompt.returncode == 0, prompt.stderr
     assert "array(" in prompt.stdout
+    # What it tells an app of another folder to set leads to the same server.
+    export = next(line for line in up.said.splitlines() if "export FLEET_BROKER_URL" in line)
+    told = subprocess.run(
+        ["sh", "-c", f'{export.strip()}; printf %s "$FLEET_BROKER_URL"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == local_broker_url()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

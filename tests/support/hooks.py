@@ -63,3 +63,15 @@ class Told:
         until_s = time.thread_time() + for_s
         while time.thread_time() < until_s:
             zlib.compress(self._noise)
+
+
+class Through:
+    """Passes on what it gets, and takes a moment for it."""
+
+    def preprocess(self, inputs: Mapping[str, Any]) -> Any:
+        time.sleep(0.005)
+        return inputs
+
+    def postprocess(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+        time.sleep(0.002)
+        return outputs
