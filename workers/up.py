@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import sys
 import time
 
@@ -86,7 +87,7 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
     if trouble := local.troubles(words):
         _say(f"not yet  {trouble}")
     if broker.process and NOTE.exists():
-        _say(f"\nFor an app in another folder:\n\n  export FLEET_BROKER_URL=$(cat {NOTE})")
+        _say(f"\nFor an app in another folder:\n\n  export FLEET_BROKER_URL=$(cat {shlex.quote(str(NOTE))})")
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"
