@@ -87,7 +87,8 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
     if trouble := local.troubles(words):
         _say(f"not yet  {trouble}")
     if broker.process and NOTE.exists():
-        _say(f"\nFor an app in another folder:\n\n  export FLEET_BROKER_URL=$(cat {shlex.quote(str(NOTE))})")
+        url_file = shlex.quote(str(NOTE))
+        _say(f"\nFor an app in another folder:\n\n  export FLEET_BROKER_URL=$(cat {url_file})")
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"
