@@ -13,13 +13,12 @@ from typing import Final
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
-from workers.batching.ladder import SAME, Step, parse_step
+from workers.batching.ladder import Step, parse_step
 from workers.build.options import BuildOptions, read_build
-from workers.build.store import find_variant
-from workers.half_precision import is_half_precision
-from workers.onnx_file import why_not_onnx
-from workers.plans.options import PlanOptions, ShapeRange, read_plan_options, read_shape_range
+from workers.engine_files import EngineFiles, served, source
+from workers.plans.options import PlanOptions, ShapeRange, read_plan_options
 from workers.tables import Table, nearest
+from workers.tensor_tables import ProbeHint, read_inputs, read_outputs
 
 MODEL_FILE: Final = "model.toml"
 ONNXRUNTIME: Final = "onnxruntime"
@@ -30,10 +29,6 @@ TENSORRT: Final = "tensorrt"
 AUTO: Final = "auto"
 #: What runs ONNX files; any other runtime is ``module:Class``, an engine of one's own.
 RUNTIMES: Final = (AUTO, TENSORRT, ONNXRUNTIME, ONNXRUNTIME_CUDA, ONNXRUNTIME_TENSORRT)
-PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8", "fp8")
-_HALF_PRECISIONS: Final = ("fp16", "bf16")
-#: What `fleet build` makes of an fp32 file.
-_BUILT: Final = ("fp16", "int8", "fp8")
 _MIB: Final = 1 << 20
 
 
@@ -48,16 +43,6 @@ class TensorSpec:
     shape: tuple[int | None, ...]
     #: The axis that counts rows; ``None`` when the tensor belongs to the batch as a whole.
     batch_axis: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeHint:
-    """What the load-time probe cannot guess about an input."""
-
-    #: The whole shape of one row; ``None``: free axes are guessed.
-    shape: tuple[int, ...] | None = None
-    #: The largest value the probe may send; inputs without a batch axis are filled with it.
-    largest: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +128,7 @@ def model_names(config_dir: Path, names: Iterable[str] | None = None) -> list[st
 
 def load_model(folder: Path) -> ModelSpec:
     """Return the model that ``folder`` describes, as it is served; its name is the folder's."""
-    return _read_model(folder, _served)
+    return _read_model(folder, served)
 
 
 def load_source(folder: Path) -> ModelSpec:
@@ -152,21 +137,10 @@ def load_source(folder: Path) -> ModelSpec:
     Variants that the file asks for and that nobody has built yet are no mistake here.
     """
     # Variants are looked at where every machine can run them.
-    return dataclasses.replace(_read_model(folder, _source), runtime=ONNXRUNTIME)
+    return dataclasses.replace(_read_model(folder, source), runtime=ONNXRUNTIME)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Engines:
-    """Which file answers in which precision, and what follows when memory runs out."""
-
-    files: Mapping[str, Path | None]
-    precision: str
-    ladder: tuple[str, ...]
-
-
-def _read_model(
-    folder: Path, choose: Callable[[Table, Path, str, BuildOptions], _Engines]
-) -> ModelSpec:
+def _read_model(folder: Path, choose: Callable[..., EngineFiles]) -> ModelSpec:
     if not is_model_name(folder.name):
         raise ConfigError(
             f"{folder}: a model's folder is named with letters, digits, - and _, at most 64."
@@ -174,10 +148,10 @@ def _read_model(
     table = Table.read(folder / MODEL_FILE)
     runtime = _runtime(table)
     build = read_build(table, folder)
-    engines = choose(table, folder, runtime, build)
+    engines = choose(table, folder, build, takes_onnx=runtime in RUNTIMES)
     first_chunk_bytes = table.whole("memory_first_chunk_bytes", _MIB, least=256)
     max_batch_size = table.whole("max_batch_size", 32, least=1)
-    hints, ranges = _probe_hints(table)
+    inputs = read_inputs(table)
     spec = ModelSpec(
         name=folder.name,
         folder=folder,
@@ -188,10 +162,10 @@ def _read_model(
         max_batch_bytes=table.whole("max_batch_bytes", 64 * _MIB, least=1),
         max_queue_delay_s=table.number("max_queue_delay_s", 0.0),
         time_limit_s=_time_limit(table),
-        batch_axes_in=_axes(table, "inputs"),
-        batch_axes_out=_axes(table, "outputs"),
-        probe_hints=hints,
-        shape_ranges=ranges,
+        batch_axes_in=inputs.batch_axes,
+        batch_axes_out=read_outputs(table),
+        probe_hints=inputs.hints,
+        shape_ranges=inputs.ranges,
         memory_limit_bytes=_memory_limit(table, first_chunk_bytes),
         memory_first_chunk_bytes=first_chunk_bytes,
         ladder=engines.ladder,
@@ -205,75 +179,6 @@ def _read_model(
     )
     table.finish()
     return spec
-
-
-def _served(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:
-    """Return the engines that answer and those of the ladder; what is not listed was built."""
-    precision = table.text("precision", "fp32")
-    listed = _engines(table, folder, runtime, precision, build)
-    found: dict[str, Path | None] = {}
-
-    def has(name: str) -> bool:
-        source = build.source or listed.get("fp32")
-        if name not in found and name in listed:
-            found[name] = listed[name]
-        elif name not in found and source and (built := find_variant(folder, name, source)):
-            found[name] = built
-        return name in found
-
-    if not has(precision):
-        raise _missing(table, "precision", f"is {precision!r}", precision, folder)
-    # A twin that the ladder does not name is not looked at: it may be one of an earlier model.
-    has_twin = "ladder" not in table and has("fp16")
-    ladder = table.texts("ladder", ("fp16/2" if has_twin else f"{SAME}/2",))
-    for step in ladder:
-        try:
-            wanted = parse_step(step).after(precision)
-        except ValueError as error:
-            raise table.error("ladder", f"{error}") from None
-        if not has(wanted):
-            instead = f'Or write ladder = ["{SAME}/2"].'
-            raise _missing(table, "ladder", f"names {wanted}", wanted, folder, instead=instead)
-    needed = {precision, *(parse_step(step).after(precision) for step in ladder)}
-    files = {name: found[name] for name in (*listed, *found) if name in needed}
-    return _Engines(files=files, precision=precision, ladder=ladder)
-
-
-def _missing(
-    table: Table, key: str, says: str, precision: str, folder: Path, *, instead: str = ""
-) -> ConfigError:
-    """Return the error of a key that ``says`` a precision which there is no file of."""
-    if precision not in PRECISIONS:
-        unknown = f"which is not a known precision.{nearest(precision, PRECISIONS)}"
-        return table.error(key, f"{says}, {unknown}", instead)
-    do = f"{_build(folder.name, precision)} {instead}".strip()
-    return table.error(key, f"{says}, but [engines] has no such entry.", do)
-
-
-def _source(table: Table, folder: Path, runtime: str, build: BuildOptions) -> _Engines:
-    """Return the file that variants are made of, as the model's only engine."""
-    if runtime not in RUNTIMES:
-        raise table.error("runtime", f"is {runtime!r}; variants are built of ONNX files alone.")
-    table.text("precision", "fp32")
-    table.texts("ladder", ())
-    source = build.source or _listed_source(table, folder, runtime)
-    table.raw("engines")
-    if source is None:
-        raise table.error("engines", "lists no fp32 to build from; name it as [build] source.")
-    return _Engines(files={"fp32": source}, precision="fp32", ladder=(f"{SAME}/2",))
-
-
-def _listed_source(table: Table, folder: Path, runtime: str) -> Path | None:
-    """Return the fp32 file of [engines]. The others may be missing or wrong: they are why people
-    build.
-    """
-    files = table.table("engines")
-    listed = None
-    for name in files.names():
-        _check_precision(files, name)
-        if name == "fp32":
-            listed = _engine_file(files, name, folder, runtime)
-    return listed
 
 
 def _runtime(table: Table) -> str:
@@ -298,68 +203,6 @@ def _names_a_class(text: str) -> bool:
     return bool(module and colon and name.isidentifier())
 
 
-def _engines(
-    table: Table, folder: Path, runtime: str, precision: str, build: BuildOptions
-) -> dict[str, Path | None]:
-    """Return the file of each precision; an engine of one's own may list precisions alone."""
-    listed = table.raw("engines")
-    if runtime not in RUNTIMES and (listed is None or isinstance(listed, list)):
-        names = table.texts("engines", (precision,))
-        for name in names:
-            _check_precision(table, name)
-        return dict.fromkeys(names)
-    files = table.table("engines")
-    engines: dict[str, Path | None] = {}
-    for name in files.names():
-        _check_precision(files, name)
-        engines[name] = _engine_file(files, name, folder, runtime)
-    if not engines and build.source is None:
-        raise table.error("engines", 'is missing; write [engines] and fp32 = "model.onnx" below.')
-    return engines
-
-
-def _check_precision(table: Table, name: str) -> None:
-    if name not in PRECISIONS:
-        raise table.error(name, f"is not a known precision.{nearest(name, PRECISIONS)}")
-
-
-def _engine_file(files: Table, name: str, folder: Path, runtime: str) -> Path:
-    path = folder / files.text(name, "model.onnx")
-    if not path.is_file():
-        there = [file.name for file in folder.iterdir() if file.suffix not in (".toml", ".md")]
-        hint = nearest(path.name, there) + _without(folder.name, name)
-        raise files.error(name, f"names {path}, which does not exist.{hint}")
-    is_onnx = runtime in RUNTIMES or path.suffix == ".onnx"
-    if is_onnx and (problem := why_not_onnx(path)):
-        raise files.error(name, f"names {path}, which {problem}.")
-    if name in _HALF_PRECISIONS and path.suffix == ".onnx" and not is_half_precision(path):
-        raise files.error(
-            name,
-            f"names {path}, which computes in float32: it would take as much memory as the model "
-            f"it stands in for.{_without(folder.name, name)}",
-        )
-    return path
-
-
-def _build(model: str, precision: str) -> str:
-    """Return what to do about a missing file, where a command makes it."""
-    if precision not in _BUILT:
-        return ""
-    return f" Build it with `fleet build {model} --precision {precision}`."
-
-
-def _without(model: str, precision: str) -> str:
-    """Return what to do about a listed file that is of no use: what is listed goes before what was
-    built.
-    """
-    if precision not in _BUILT:
-        return ""
-    return (
-        f" Without this line the one is used that `fleet build {model} --precision {precision}` "
-        "makes."
-    )
-
-
 def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:
     if "memory_limit_bytes" not in table:
         table.raw("memory_limit_bytes")
@@ -381,56 +224,6 @@ def _time_limit(table: Table) -> float | None:
     if limit_s < 1:
         raise table.error("time_limit_s", f"is {limit_s:g}; at least 1 second is needed.")
     return limit_s
-
-
-def _axes(table: Table, side: str) -> dict[str, int | None]:
-    """Return the declared batch axes below [inputs] or [outputs]."""
-    axes: dict[str, int | None] = {}
-    tensors = table.table(side)
-    for name in tensors.names():
-        tensor = tensors.table(name)
-        if "batch_axis" not in tensor:
-            continue
-        if tensor.raw("batch_axis") == "none":
-            axes[name] = None
-            continue
-        axis = tensor.raw("batch_axis")
-        if not isinstance(axis, int) or isinstance(axis, bool) or axis < 0:
-            raise tensor.error("batch_axis", f'must be 0, 1, ... or "none", not {axis!r}.')
-        axes[name] = axis
-    return axes
-
-
-def _probe_hints(table: Table) -> tuple[dict[str, ProbeHint], dict[str, ShapeRange]]:
-    """Return what the file says about probing each input, and about the sizes it may have; also
-    refuses unknown keys below inputs and outputs.
-    """
-    hints: dict[str, ProbeHint] = {}
-    ranges: dict[str, ShapeRange] = {}
-    inputs, outputs = table.table("inputs"), table.table("outputs")
-    for name in inputs.names():
-        tensor = inputs.table(name)
-        tensor.raw("batch_axis")
-        hints[name] = ProbeHint(shape=_probe_shape(tensor), largest=tensor.number("probe_max", 1.0))
-        if sizes := read_shape_range(tensor):
-            ranges[name] = sizes
-        tensor.finish()
-    for name in outputs.names():
-        tensor = outputs.table(name)
-        tensor.raw("batch_axis")
-        tensor.finish()
-    return hints, ranges
-
-
-def _probe_shape(tensor: Table) -> tuple[int, ...] | None:
-    shape = tensor.raw("probe_shape")
-    if shape is None:
-        return None
-    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
-        raise tensor.error(
-            "probe_shape", f"must list the sizes of one row, such as [1, 8], not {shape!r}."
-        )
-    return tuple(shape)
 
 
 def _options(table: Table) -> Mapping[str, object]:

@@ -17,8 +17,9 @@ from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, split, stack
 from workers.error_text import one_line
-from workers.models import ModelSpec, ProbeHint, TensorSpec
+from workers.models import ModelSpec, TensorSpec
 from workers.tables import nearest
+from workers.tensor_tables import ProbeHint
 
 #: Tried in turn for axes of any size, until one row runs.
 _FREE_SIZES: Final = (16, 8, 32, 64, 224, 1)

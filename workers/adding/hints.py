@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from producer.contract.errors import ConfigError
-from workers.models import ProbeHint
 from workers.tables import nearest
+from workers.tensor_tables import ProbeHint
 
 Hints: TypeAlias = Mapping[str, ProbeHint]
 

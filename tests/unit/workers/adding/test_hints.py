@@ -6,7 +6,7 @@ import pytest
 
 from producer.contract.errors import ConfigError
 from workers.adding.hints import check, from_json, read_hints, to_json
-from workers.models import ProbeHint
+from workers.tensor_tables import ProbeHint
 
 
 def test_shape_and_largest_value_of_an_input_go_together_and_survive_the_way() -> None:
