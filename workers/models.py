@@ -14,6 +14,7 @@ from typing import Final
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
 from workers.batching.ladder import Step, parse_step
+from workers.batching.padding import Pad
 from workers.build.options import BuildOptions, read_build
 from workers.engine_files import EngineFiles, served, source
 from workers.plans.options import PlanOptions, ShapeRange, read_plan_options
@@ -61,6 +62,8 @@ class ModelSpec:
     max_batch_size: int = 32
     #: Bytes of the inputs of one run, at most (one row always runs).
     max_batch_bytes: int = 64 * _MIB
+    #: Elements of the largest input of one run, padding included, at most; ``None``: any number.
+    max_batch_elements: int | None = None
     #: How long a free instance waits for more jobs; 0: it runs what waits.
     max_queue_delay_s: float = 0.0
     #: A batch that runs longer is ended with its process; ``None``: the fleet's `batch_timeout_s`.
@@ -68,6 +71,8 @@ class ModelSpec:
     #: Declared axes only. An input or output that is missing here has axis 0 by assumption.
     batch_axes_in: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     batch_axes_out: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    #: How inputs are padded, so that jobs of different lengths share a run; by input.
+    pads: Mapping[str, Pad] = dataclasses.field(default_factory=dict)
     probe_hints: Mapping[str, ProbeHint] = dataclasses.field(default_factory=dict)
     #: The sizes of free axes that TensorRT makes a plan for, by input.
     shape_ranges: Mapping[str, ShapeRange] = dataclasses.field(default_factory=dict)
@@ -160,10 +165,12 @@ def _read_model(folder: Path, choose: Callable[..., EngineFiles]) -> ModelSpec:
         precision=engines.precision,
         max_batch_size=max_batch_size,
         max_batch_bytes=table.whole("max_batch_bytes", 64 * _MIB, least=1),
+        max_batch_elements=_most_elements(table),
         max_queue_delay_s=table.number("max_queue_delay_s", 0.0),
         time_limit_s=_time_limit(table),
         batch_axes_in=inputs.batch_axes,
         batch_axes_out=read_outputs(table),
+        pads=inputs.pads,
         probe_hints=inputs.hints,
         shape_ranges=inputs.ranges,
         memory_limit_bytes=_memory_limit(table, first_chunk_bytes),
@@ -215,6 +222,11 @@ def _memory_limit(table: Table, first_chunk_bytes: int) -> int | None:
             "nothing would ever fit.",
         )
     return limit
+
+
+def _most_elements(table: Table) -> int | None:
+    most = table.whole("max_batch_elements", 1, least=1)
+    return most if "max_batch_elements" in table else None
 
 
 def _time_limit(table: Table) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from producer.contract.errors import BadRequest
+from workers.batching.padding import Padding
 from workers.batching.shapes import ShapeKey, shape_key
 from workers.batching.stacking import Array
 from workers.models import TensorSpec
@@ -27,7 +28,6 @@ class Prepared:
     rows: int
     #: Equal for jobs that may share a batch.
     shape_key: ShapeKey
-    nbytes: int
 
 
 def prepare(
@@ -47,8 +47,16 @@ def prepare(
         arrays=arrays,
         rows=_rows(arrays, axes, exact=exact),
         shape_key=shape_key(arrays, axes),
-        nbytes=sum(array.nbytes for array in arrays.values()),
     )
+
+
+def check_lengths(arrays: Mapping[str, Array], padding: Padding) -> None:
+    """Refuse inputs that belong together and differ in length: padded, nobody would notice."""
+    lengths = padding.lengths(arrays)
+    for names in padding.together:
+        if len({lengths[name] for name in names}) > 1:
+            told = ", ".join(f"{name} {lengths[name]}" for name in names)
+            raise BadRequest(f"inputs that are padded together must be equally long: {told}.")
 
 
 def _check_names(inputs: Mapping[str, object], known: Sequence[str]) -> None:

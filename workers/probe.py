@@ -7,31 +7,19 @@ one once, then both together; only if shapes and values agree may rows share a r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
-from zlib import crc32
-
-import numpy as np
 
 from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
+from workers.batching.padding import Padding
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, split, stack
+from workers.difference import difference, tolerance_of
 from workers.error_text import one_line
+from workers.made_up_rows import rows_to_try
 from workers.models import ModelSpec, TensorSpec
+from workers.padding_proof import Unproved, check_pads, prove
 from workers.tables import nearest
-from workers.tensor_tables import ProbeHint
-
-#: Tried in turn for axes of any size, until one row runs.
-_FREE_SIZES: Final = (16, 8, 32, 64, 224, 1)
-
-#: Rows differ in range as well, which shows what scales by the largest value of a batch.
-_ROW_SCALES: Final = (1.0, 0.25)
-
-#: How much coarser answers below single precision may be between batch sizes.
-_COARSE_FACTOR: Final = 10
-
-#: Answers smaller than this are compared as if they were this large.
-_SMALLEST_SCALE: Final = 1e-3
 
 _ONE: Final = (Piece(job=0, start=0, stop=1),)
 _TWO: Final = (Piece(job=0, start=0, stop=1), Piece(job=1, start=0, stop=1))
@@ -50,6 +38,10 @@ class Batching:
     why: str = ""
     #: A job runs alone and uncut, because its rows may belong together.
     whole: bool = False
+    #: How jobs of different lengths may share a run.
+    padding: Padding = dataclasses.field(default_factory=Padding)
+    #: Why the padding that the model's file asks for is off; empty when it is not.
+    why_unpadded: str = ""
     #: The made-up row that ran.
     row: Mapping[str, Array] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -85,9 +77,27 @@ def probe(
 
     ``EngineFailed`` when not even one row runs: such a model would fail every job.
     """
+    check_pads(spec, inputs)
     rows, first = _first_answer(run, spec, inputs, precision)
     found = _batching(run, spec, rows, first, inputs=inputs, outputs=outputs, precision=precision)
-    return dataclasses.replace(found, row=rows[0])
+    found = dataclasses.replace(found, row=rows[0])
+    if not spec.pads:
+        return found
+    if found.whole:
+        return dataclasses.replace(found, why_unpadded="rows may belong together")
+    try:
+        padding = prove(
+            run,
+            spec,
+            rows[0],
+            inputs=inputs,
+            outputs=outputs,
+            together=found.max_rows > 1,
+            tolerance=tolerance_of(spec, precision),
+        )
+    except Unproved as unproved:
+        return dataclasses.replace(found, why_unpadded=str(unproved))
+    return dataclasses.replace(found, padding=padding)
 
 
 def _batching(
@@ -104,7 +114,7 @@ def _batching(
     axes_in = {tensor.name: tensor.batch_axis for tensor in inputs}
     axes_out = {tensor.name: tensor.batch_axis for tensor in outputs}
     unsure = _why_one_job(inputs, axes_in) or _why_not_rows(
-        first, run(rows[0]), axes_out, tolerance=_tolerance(spec, precision)
+        first, run(rows[0]), axes_out, tolerance=tolerance_of(spec, precision)
     )
     if unsure:
         return Batching(max_rows=1, why=unsure, whole=True)
@@ -117,7 +127,7 @@ def _batching(
         return Batching(max_rows=1, why="two rows do not fit in memory")
     except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
         return Batching(max_rows=1, why=f"two rows are refused: {one_line(error)}")
-    if why := _why_not_together(alone, both, axes_out, tolerance=_tolerance(spec, precision)):
+    if why := _why_not_together(alone, both, axes_out, tolerance=tolerance_of(spec, precision)):
         # Without a declaration this axis may be time or nodes, so a job is not cut.
         sure = all(name in spec.batch_axes_in for name in axes_in)
         return Batching(max_rows=1, why=why, whole=not sure)
@@ -127,11 +137,15 @@ def _batching(
 def strictest(found: Sequence[Batching]) -> Batching:
     """Return what holds for all engines of a model, since any of them may answer a batch."""
     least = min(found, key=lambda batching: (not batching.whole, batching.max_rows))
-    return dataclasses.replace(least, max_rows=min(batching.max_rows for batching in found))
-
-
-def _tolerance(spec: ModelSpec, precision: str) -> float:
-    return spec.tolerance * (1 if precision == "fp32" else _COARSE_FACTOR)
+    why_unpadded = next((b.why_unpadded for b in found if b.why_unpadded), "")
+    if any(batching.padding != found[0].padding for batching in found):
+        why_unpadded = why_unpadded or "the outputs of its engines grow on different axes"
+    return dataclasses.replace(
+        least,
+        max_rows=min(batching.max_rows for batching in found),
+        padding=Padding() if why_unpadded else found[0].padding,
+        why_unpadded=why_unpadded,
+    )
 
 
 def _why_one_job(inputs: Sequence[TensorSpec], axes: Mapping[str, int | None]) -> str:
@@ -156,7 +170,7 @@ def _why_not_rows(
     tolerance: float,
 ) -> str:
     """Return why answers to one row, given twice, cannot be compared or cut."""
-    if differs := _difference(answer, again, tolerance=tolerance):
+    if differs := difference(answer, again, tolerance=tolerance):
         return f"the same row is answered differently each time: {differs}"
     try:
         split(answer, _ONE, axes)
@@ -178,27 +192,8 @@ def _why_not_together(
     except ValueError as error:
         return str(error)
     for expected, part in zip(alone, parts, strict=True):
-        if differs := _difference(expected, part, tolerance=tolerance):
+        if differs := difference(expected, part, tolerance=tolerance):
             return f"rows influence each other: {differs}"
-    return ""
-
-
-def _difference(
-    alone: Mapping[str, Array], shared: Mapping[str, Array], *, tolerance: float
-) -> str:
-    """Return in words how an answer changed, or nothing when it did not."""
-    for name, expected in alone.items():
-        found = shared[name]
-        if found.shape != expected.shape:
-            return f"output {name!r} has shape {list(found.shape)}, not {list(expected.shape)}"
-        if expected.dtype.kind != "f":
-            if not np.array_equal(found, expected):
-                return f"output {name!r} changes"
-            continue
-        finite = np.abs(expected[np.isfinite(expected)].astype(np.float64))
-        scale = max(_SMALLEST_SCALE, float(finite.max(initial=0.0)))
-        if not np.allclose(found, expected, rtol=0, atol=tolerance * scale, equal_nan=True):
-            return f"output {name!r} changes by more than {tolerance:g} of its largest value"
     return ""
 
 
@@ -207,7 +202,7 @@ def _first_answer(
 ) -> tuple[list[dict[str, Array]], dict[str, Array]]:
     """Return two probe rows and the answer to the first, in the first size that runs."""
     refusal: Exception | None = None
-    for rows in _rows_to_try(inputs, spec.probe_hints):
+    for rows in rows_to_try(inputs, spec.probe_hints):
         try:
             return rows, run(rows[0])
         except (OutOfMemory, MemoryError) as error:
@@ -221,47 +216,6 @@ def _first_answer(
         f"{spec.name}: {precision} refuses one row of made-up values; give probe_shape and "
         f"probe_max below [inputs.<name>] if it needs others. {one_line(refusal)}"
     ) from refusal
-
-
-def _rows_to_try(
-    inputs: Sequence[TensorSpec], hints: Mapping[str, ProbeHint]
-) -> Iterator[list[dict[str, Array]]]:
-    seen: set[tuple[tuple[int, ...], ...]] = set()
-    for free in _FREE_SIZES:
-        shapes = tuple(_shape(t, hints.get(t.name, ProbeHint()), free) for t in inputs)
-        if shapes in seen:
-            continue
-        seen.add(shapes)
-        yield [
-            {
-                tensor.name: _values(tensor, hints.get(tensor.name, ProbeHint()), shape, row)
-                for tensor, shape in zip(inputs, shapes, strict=True)
-            }
-            for row in range(len(_ROW_SCALES))
-        ]
-
-
-def _shape(tensor: TensorSpec, hint: ProbeHint, free: int) -> tuple[int, ...]:
-    """Return the shape of one row: given, or with ``free`` for every axis of any size."""
-    if hint.shape is not None:
-        return hint.shape
-    return tuple(
-        size if size is not None else 1 if axis == tensor.batch_axis else free
-        for axis, size in enumerate(tensor.shape)
-    )
-
-
-def _values(tensor: TensorSpec, hint: ProbeHint, shape: tuple[int, ...], row: int) -> Array:
-    """Return values an engine is likely to take: small, the same each time, unlike other rows'."""
-    dtype = np.dtype(tensor.dtype)
-    if tensor.batch_axis is None:
-        return np.full(shape, hint.largest, dtype)
-    rng = np.random.default_rng((crc32(tensor.name.encode()), row))
-    if dtype.kind == "f":
-        return (rng.random(shape) * hint.largest * _ROW_SCALES[row]).astype(dtype)
-    values = rng.integers(0, max(1, int(hint.largest)), shape, endpoint=True)
-    values.flat[0] = row
-    return values.astype(dtype)
 
 
 def _batch_size(tensor: TensorSpec) -> int | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from producer.contract.errors import FleetError
+from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
 from workers.batching.ladder import Rung
+from workers.batching.limits import RunLimits
+from workers.batching.padding import Fill, Padding
 from workers.batching.pieces import Batch
-from workers.batching.shapes import ShapeKey
-from workers.batching.stacking import Array
+from workers.batching.shapes import ShapeKey, sizes_of
+from workers.batching.sharing import shares
+from workers.batching.stacking import Array, join
 from workers.prepared import Prepared
 
 
@@ -48,16 +51,64 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Jobs of one shape that are being answered together."""
+    """Jobs that are being answered together, in one shape."""
 
     jobs: Sequence[Prepared]
     progress: Sequence[Progress]
+    #: In how many parts each may be cut.
+    units: Sequence[int]
     #: What decides how much memory a row takes, the same for all jobs here.
     sizes: ShapeKey
+    #: Rows that one run may hold.
+    limit: int
+    #: What makes inputs as long as that shape wants them.
+    fills: Mapping[str, Fill]
 
     def unfailed(self, pieces: Batch) -> Batch:
         """Return the pieces whose jobs can still be answered."""
         return tuple(piece for piece in pieces if self.progress[piece.job].error is None)
+
+
+def works(
+    jobs: Sequence[Prepared],
+    progress: Sequence[Progress],
+    *,
+    limits: RunLimits,
+    padding: Padding,
+    whole: bool,
+) -> Iterator[Work]:
+    """Yield every job once, with those it may share a run with. ``whole``: no job is cut."""
+    keys, units = [job.shape_key for job in jobs], [1 if whole else job.rows for job in jobs]
+    for share in shares(keys, units, limits=limits, padding=padding):
+        yield Work(
+            jobs=[jobs[position] for position in share.jobs],
+            progress=[progress[position] for position in share.jobs],
+            units=[units[position] for position in share.jobs],
+            sizes=sizes_of(share.key),
+            limit=limits.rows(share.key),
+            fills=padding.fills(share.key),
+        )
+
+
+def outcome(model: str, done: Progress, batch_axes: Mapping[str, int | None]) -> Outcome:
+    """Return how a job ended, its parts joined."""
+    outputs, error = None, done.error
+    if error is None:
+        try:
+            outputs = join([done.parts[start] for start in sorted(done.parts)], batch_axes)
+        except MemoryError:
+            error = OutOfMemory(f"{model}: the joined answer does not fit in memory.")
+        except ValueError as problem:
+            error = EngineFailed(f"{model}: the parts do not join: {problem}")
+    return Outcome(
+        outputs=outputs,
+        error=error,
+        precision=done.precision,
+        batch_size=done.batch_size,
+        out_of_memory=done.out_of_memory,
+        compute_s=done.compute_s,
+        non_finite=done.non_finite,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

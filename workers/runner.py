@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,18 @@ from producer.contract.errors import EngineFailed, FleetError, NonFinite, OutOfM
 from workers.batching.ceiling import Ceiling
 from workers.batching.finite import is_finite
 from workers.batching.ladder import Rung, after_out_of_memory, first_rung, within
+from workers.batching.limits import RunLimits
+from workers.batching.padding import widened
 from workers.batching.pieces import (
     Batch,
     Piece,
     halves,
     jobs_in,
     rows_of,
-    rows_that_fit,
     take,
     whole_jobs,
 )
-from workers.batching.shapes import groups, sizes_of
-from workers.batching.stacking import Array, join, split, stack
+from workers.batching.stacking import Array, split, stack
 from workers.ceilings import Ceilings
 from workers.engines.base import Engine, EngineRefused
 from workers.engines.resident import ResidentEngines
@@ -39,9 +39,9 @@ from workers.hooks import Hooks
 from workers.largest_batch import find_ceilings
 from workers.memory_kind import memory_kind
 from workers.models import ModelSpec, TensorSpec
-from workers.prepared import Prepared, prepare, shape_text
+from workers.prepared import Prepared, check_lengths, prepare, shape_text
 from workers.probe import Batching, declared, probe, strictest
-from workers.progress import Attempt, Outcome, Progress, Work
+from workers.progress import Attempt, Outcome, Progress, Work, outcome, works
 
 __all__ = ["Counters", "ModelRunner", "Outcome", "Prepared"]
 
@@ -85,6 +85,11 @@ class ModelRunner:
         self._axes_in = {tensor.name: tensor.batch_axis for tensor in self._inputs}
         self._axes_out = {tensor.name: tensor.batch_axis for tensor in self._outputs}
         self._steps = spec.steps
+        self._limits = RunLimits(
+            max_rows=batching.max_rows,
+            max_bytes=spec.max_batch_bytes,
+            max_elements=spec.max_batch_elements,
+        )
 
     @classmethod
     def load(cls, spec: ModelSpec, *, threads: int) -> ModelRunner:
@@ -126,10 +131,11 @@ class ModelRunner:
         """Find the largest batches by running them, where the model's file asks for it."""
         if not self.spec.find_ceiling or self.max_rows == 1:
             return
-        row = self.prepare(_as_dtypes(self._batching.row, self._inputs))
-        limit, sizes = self._rows_that_fit(row), sizes_of(row.shape_key)
+        one = self.prepare(_as_dtypes(self._batching.row, self._inputs))
+        (work,) = self._works([one], [Progress(precision=self.spec.precision)])
+        row, limit, sizes = widened(work.jobs[0].arrays, work.fills), work.limit, work.sizes
         try:
-            for precision, rows in find_ceilings(self._engines, row.arrays, self._axes_in, limit):
+            for precision, rows in find_ceilings(self._engines, row, self._axes_in, limit):
                 where = {"model": self.spec.name, "precision": precision, "rows": rows}
                 logger.info("engine.ceiling", extra=where)
                 if rows < limit or precision in self.ceilings.of(sizes):
@@ -147,7 +153,9 @@ class ModelRunner:
     @property
     def why(self) -> str:
         """Return why that is less than the model's file asks for, or nothing."""
-        return self._batching.why
+        unpadded = self._batching.why_unpadded
+        padding = f"no padding: {unpadded}" if unpadded else ""
+        return "; ".join(filter(None, (self._batching.why, padding)))
 
     def describe(self) -> dict[str, Any]:
         """Return what people want to know about the loaded model, safe for JSON."""
@@ -164,6 +172,8 @@ class ModelRunner:
             "hooks": self.hooks.names if self.hooks else [],
             "max_rows": self.max_rows,
             "max_batch_size": self.spec.max_batch_size,
+            "max_batch_elements": self.spec.max_batch_elements,
+            "padding": {name: pad.text for name, pad in self._batching.padding.pads.items()},
             "why": self.why,
             "whole_jobs": self._batching.whole,
             "memory_limit_bytes": self.spec.memory_limit_bytes,
@@ -182,35 +192,29 @@ class ModelRunner:
     def prepare(self, inputs: Mapping[str, object]) -> Prepared:
         """Return one job's inputs as checked arrays; ``BadRequest`` says what is wrong."""
         try:
-            return prepare(inputs, self._inputs, exact=self._batching.whole)
+            prepared = prepare(inputs, self._inputs, exact=self._batching.whole)
         except MemoryError as error:
             raise OutOfMemory(f"{self.spec.name}: the inputs do not fit in memory.") from error
+        check_lengths(prepared.arrays, self._batching.padding)
+        return prepared
 
     def run(self, jobs: Sequence[Prepared]) -> list[Outcome]:
         """Return the outcome of each job, in order, whatever happens to the others."""
         progress = [Progress(precision=self.spec.precision) for _ in jobs]
-        for group in groups(job.shape_key for job in jobs):
-            work = Work(
-                jobs=[jobs[position] for position in group],
-                progress=[progress[position] for position in group],
-                sizes=sizes_of(jobs[group[0]].shape_key),
-            )
-            rest = whole_jobs([self._units(job) for job in work.jobs])
-            limit = self._rows_that_fit(work.jobs[0])
+        for work in self._works(jobs, progress):
+            rest = whole_jobs(work.units)
             while rest:
-                batch, rest = take(rest, limit)
+                batch, rest = take(rest, work.limit)
                 self._answer(work, batch)
-        return [self._outcome(done) for done in progress]
+        return [outcome(self.spec.name, done, self._axes_out) for done in progress]
 
-    def _units(self, job: Prepared) -> int:
-        """Return in how many parts a job may be cut."""
-        return 1 if self._batching.whole else job.rows
-
-    def _rows_that_fit(self, job: Prepared) -> int:
-        return rows_that_fit(
-            max_rows=self.max_rows,
-            max_bytes=self.spec.max_batch_bytes,
-            row_bytes=job.nbytes / self._units(job),
+    def _works(self, jobs: Sequence[Prepared], progress: Sequence[Progress]) -> Iterator[Work]:
+        return works(
+            jobs,
+            progress,
+            limits=self._limits,
+            padding=self._batching.padding,
+            whole=self._batching.whole,
         )
 
     def _answer(self, work: Work, batch: Batch) -> None:
@@ -320,10 +324,13 @@ class ModelRunner:
         """Run one batch once and note the answers; returns the pieces that have to be answered in
         the main precision.
         """
-        main = precision == self.spec.precision
+        main, padding = precision == self.spec.precision, self._batching.padding
         arrays = [job.arrays for job in work.jobs]
         uncut = self._batching.whole or _is_one_whole_job(run, work.jobs)
-        feeds = dict(arrays[run[0].job]) if uncut else stack(arrays, run, self._axes_in)
+        if self._batching.whole:
+            feeds = dict(arrays[run[0].job])
+        else:
+            feeds = stack(arrays, run, self._axes_in, work.fills)
         if not main:
             # A number beyond the range of half precision becomes infinity: its answer is looked at.
             with np.errstate(over="ignore"):
@@ -338,8 +345,9 @@ class ModelRunner:
         self.counters.largest_batch = max(self.counters.largest_batch, rows)
         self.ceilings.fitted(work.sizes, precision, rows_of(run))
         strange: list[Piece] = []
-        for piece, answer in zip(run, answers, strict=True):
+        for piece, padded in zip(run, answers, strict=True):
             done = work.progress[piece.job]
+            answer = padding.cut(padded, padding.lengths(arrays[piece.job]))
             if not main and not is_finite(answer):
                 strange.append(piece)
                 continue
@@ -350,25 +358,6 @@ class ModelRunner:
         for job in jobs_in(run):
             work.progress[job].compute_s += compute_s
         return tuple(strange)
-
-    def _outcome(self, done: Progress) -> Outcome:
-        outputs, error = None, done.error
-        if error is None:
-            try:
-                outputs = join([done.parts[start] for start in sorted(done.parts)], self._axes_out)
-            except MemoryError:
-                error = OutOfMemory(f"{self.spec.name}: the joined answer does not fit in memory.")
-            except ValueError as problem:
-                error = EngineFailed(f"{self.spec.name}: the parts do not join: {problem}")
-        return Outcome(
-            outputs=outputs,
-            error=error,
-            precision=done.precision,
-            batch_size=done.batch_size,
-            out_of_memory=done.out_of_memory,
-            compute_s=done.compute_s,
-            non_finite=done.non_finite,
-        )
 
 
 def _inputs(spec: ModelSpec, engine: Engine) -> tuple[TensorSpec, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeGuard
 
+from workers.batching.padding import Pad
 from workers.plans.options import ShapeRange, read_shape_range
 from workers.tables import Table
 
@@ -25,6 +27,7 @@ class Inputs:
     batch_axes: dict[str, int | None] = dataclasses.field(default_factory=dict)
     hints: dict[str, ProbeHint] = dataclasses.field(default_factory=dict)
     ranges: dict[str, ShapeRange] = dataclasses.field(default_factory=dict)
+    pads: dict[str, Pad] = dataclasses.field(default_factory=dict)
 
 
 def read_inputs(table: Table) -> Inputs:
@@ -38,6 +41,9 @@ def read_inputs(table: Table) -> Inputs:
         found.hints[name] = ProbeHint(shape=shape, largest=largest)
         if sizes := read_shape_range(tensor):
             found.ranges[name] = sizes
+        if "pad" in tensor:
+            found.pads[name] = _pad(tensor.table("pad"))
+        tensor.raw("pad")
         _finish(tensor)
     return found
 
@@ -67,6 +73,27 @@ def _finish(tensor: Table) -> None:
     # So that it is among the known keys that an unknown one may have been meant as.
     tensor.raw("batch_axis")
     tensor.finish()
+
+
+def _pad(pad: Table) -> Pad:
+    axis, value, to = pad.raw("axis"), pad.raw("value"), pad.raw("to")
+    if not isinstance(axis, int) or isinstance(axis, bool) or axis < 0:
+        raise pad.error("axis", f"must be the axis that is padded, as 1, not {axis!r}.")
+    if not isinstance(value, int | float):
+        raise pad.error("value", f"must be what an input is filled with, as 0, not {value!r}.")
+    if to is not None and not _grows(to):
+        raise pad.error("to", f"must list growing sizes, as [16, 32, 64, 128], not {to!r}.")
+    pad.finish()
+    return Pad(axis=axis, value=value, to=tuple(to or ()))
+
+
+def _grows(sizes: object) -> TypeGuard[list[int]]:
+    return (
+        isinstance(sizes, list)
+        and bool(sizes)
+        and all(type(size) is int and size > 0 for size in sizes)
+        and sorted(set(sizes)) == sizes
+    )
 
 
 def _probe_shape(tensor: Table) -> tuple[int, ...] | None:

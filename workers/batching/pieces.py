@@ -63,10 +63,3 @@ def halves(batch: Sequence[Piece]) -> tuple[Batch, Batch]:
 def jobs_in(batch: Sequence[Piece]) -> tuple[int, ...]:
     """Return the jobs that have rows in ``batch``, each once, in order."""
     return tuple(dict.fromkeys(piece.job for piece in batch))
-
-
-def rows_that_fit(*, max_rows: int, max_bytes: int, row_bytes: float) -> int:
-    """Return how many rows one run may hold by both limits; one row always runs."""
-    if row_bytes <= 0:
-        return max_rows
-    return max(1, min(max_rows, int(max_bytes // row_bytes)))

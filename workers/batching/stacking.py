@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from workers.batching.pieces import Piece
 Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, Array]
 
+_AS_THEY_ARE: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({})
+
 
 def rows_between(array: Array, axis: int, start: int, stop: int) -> Array:
     """Return rows ``start`` to ``stop`` as a view."""
@@ -20,15 +23,23 @@ def rows_between(array: Array, axis: int, start: int, stop: int) -> Array:
 
 
 def stack(
-    jobs: Sequence[Arrays], pieces: Sequence[Piece], batch_axes: Mapping[str, int | None]
+    jobs: Sequence[Arrays],
+    pieces: Sequence[Piece],
+    batch_axes: Mapping[str, int | None],
+    widen: Mapping[str, Callable[[Array], Array]] = _AS_THEY_ARE,
 ) -> dict[str, Array]:
-    """Return the inputs of one run. Inputs without a batch axis are equal in all its jobs."""
+    """Return the inputs of one run. Inputs without a batch axis are equal in all its jobs.
+
+    ``widen``: what makes the rows of an input as long as those of other jobs.
+    """
     feeds: dict[str, Array] = {}
     for name, axis in batch_axes.items():
         if axis is None:
             feeds[name] = jobs[pieces[0].job][name]
             continue
         rows = [rows_between(jobs[p.job][name], axis, p.start, p.stop) for p in pieces]
+        if name in widen:
+            rows = [widen[name](part) for part in rows]
         feeds[name] = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=axis)
     return feeds
 

@@ -24,7 +24,7 @@ def test_an_array_of_the_models_dtype_is_taken_as_it_is() -> None:
     job = prepared(array)
 
     assert job.arrays["image"] is array
-    assert (job.rows, job.nbytes) == (3, 24)
+    assert job.rows == 3
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from workers.batching.pieces import (
     halves,
     jobs_in,
     rows_of,
-    rows_that_fit,
     take,
     whole_jobs,
 )
@@ -101,12 +100,6 @@ def test_what_was_stacked_and_split_joins_to_the_same_rows(
 def test_an_output_with_other_rows_than_went_in_is_not_cut() -> None:
     with pytest.raises(ValueError, match=r"'y' has shape \(3, 2\) for 2 rows on axis 0"):
         split({"y": np.ones((3, 2))}, whole_jobs([1, 1]), {"y": 0})
-
-
-def test_one_row_always_runs_however_many_bytes_it_has() -> None:
-    assert rows_that_fit(max_rows=32, max_bytes=100, row_bytes=1000) == 1
-    assert rows_that_fit(max_rows=32, max_bytes=100, row_bytes=10) == 10
-    assert rows_that_fit(max_rows=32, max_bytes=10**6, row_bytes=10) == 32
 
 
 def test_jobs_share_a_batch_by_dtype_shape_and_the_value_of_what_is_not_stacked() -> None:

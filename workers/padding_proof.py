@@ -1,0 +1,212 @@
+"""The load-time proof that padding changes no answer: rows of different lengths are run as they
+are, padded by little and by much, and together; each answer, cut back, must be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from producer.contract.errors import ConfigError, OutOfMemory
+from workers.batching.padding import Lengths, Pad, Padding, alike, followed, widened
+from workers.batching.pieces import Piece
+from workers.batching.stacking import Array, rows_between, split, stack
+from workers.difference import difference
+from workers.error_text import one_line
+from workers.made_up_rows import rows_unlike_padding
+from workers.models import ModelSpec, TensorSpec
+from workers.tables import nearest
+
+Run: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+#: How long the rows are, as parts of the one that ran first: odd sizes show what counts in steps.
+_PARTS: Final = (1.0, 0.65, 0.2)
+
+
+class Unproved(Exception):
+    """Why a model is not padded."""
+
+
+def check_pads(spec: ModelSpec, inputs: Sequence[TensorSpec]) -> None:
+    """Refuse what the model's file says of padding and its inputs cannot mean."""
+    known = {tensor.name: tensor for tensor in inputs}
+    for name, pad in spec.pads.items():
+        if name not in known:
+            raise ConfigError(
+                f"{spec.name}: the model has no input {name!r}.{nearest(name, known)}"
+            )
+        tensor = known[name]
+        if tensor.batch_axis is None or pad.axis == tensor.batch_axis:
+            raise ConfigError(
+                f"{spec.name}: pad of input {name!r} needs another axis beside the one that counts "
+                f"rows, which is {'none' if tensor.batch_axis is None else tensor.batch_axis}."
+            )
+        if pad.axis >= len(tensor.shape):
+            raise ConfigError(
+                f"{spec.name}: input {name!r} has {len(tensor.shape)} axes; pad names axis "
+                f"{pad.axis}."
+            )
+        if not _can_hold(tensor.dtype, pad.value):
+            raise ConfigError(
+                f"{spec.name}: input {name!r} is {tensor.dtype}; it cannot hold {pad.value:g}, the "
+                "value of its pad."
+            )
+
+
+def _can_hold(dtype: str, value: float) -> bool:
+    if np.dtype(dtype).kind not in "iu":
+        return True
+    limits = np.iinfo(dtype)
+    return limits.min <= value <= limits.max and value == int(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A row, and what it is answered alone and as it is."""
+
+    row: Mapping[str, Array]
+    lengths: Lengths
+    answer: Mapping[str, Array]
+
+
+def prove(
+    run: Run,
+    spec: ModelSpec,
+    row: Mapping[str, Array],
+    *,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    together: bool,
+    tolerance: float,
+) -> Padding:
+    """Return how jobs may be padded; ``Unproved`` says why they may not.
+
+    ``row`` is one that ran. ``together``: whether rows may share a run.
+    """
+    for tensor in inputs:
+        pad = spec.pads.get(tensor.name)
+        if pad is not None and tensor.shape[pad.axis] is not None:
+            raise Unproved(f"axis {pad.axis} of input {tensor.name!r} takes one size alone")
+    lengths = {name: row[name].shape[pad.axis] for name, pad in spec.pads.items()}
+    proof = _Proof(
+        run,
+        Padding(
+            pads=spec.pads,
+            batch_axes={tensor.name: tensor.batch_axis for tensor in inputs},
+            together=alike(lengths),
+            cuts={},
+        ),
+        axes_out={tensor.name: tensor.batch_axis for tensor in outputs},
+        tolerance=tolerance,
+    )
+    for rows in rows_unlike_padding(inputs, spec.probe_hints, row, spec.pads, count=len(_PARTS)):
+        cases = proof.cases(rows, lengths)
+        for case in cases:
+            for longer in _targets(case.lengths, spec.pads):
+                proof.try_padded(case, longer)
+        if together and len(cases) > 1:
+            proof.try_together(cases)
+    if not proof.tried:
+        raise Unproved("no row was found that runs as it is and could be padded")
+    return proof.padding
+
+
+class _Proof:
+    """The runs of one proof, and what they have shown."""
+
+    def __init__(
+        self, run: Run, padding: Padding, *, axes_out: Mapping[str, int | None], tolerance: float
+    ) -> None:
+        self._run = run
+        self._axes_out, self._tolerance = axes_out, tolerance
+        self.padding = padding
+        #: Padded runs that were answered as without padding.
+        self.tried = 0
+
+    def cases(self, rows: Sequence[Mapping[str, Array]], lengths: Lengths) -> list[_Case]:
+        """Return the rows that run as they are, each of another length."""
+        cases: list[_Case] = []
+        for row, part in zip(rows, _PARTS, strict=True):
+            own = {name: _part(lengths[name], pad, part) for name, pad in self.padding.pads.items()}
+            short = {
+                name: rows_between(array, self.padding.pads[name].axis, 0, own[name])
+                if name in own
+                else array
+                for name, array in row.items()
+            }
+            if any(case.lengths == own for case in cases):
+                continue
+            try:
+                cases.append(_Case(row=short, lengths=own, answer=self._run(short)))
+            except Exception:  # noqa: BLE001, S112 - a size that the model does not take
+                continue
+        return cases
+
+    def try_padded(self, case: _Case, longer: Lengths) -> None:
+        """Run one row padded; learn which outputs grow with it."""
+        answer = self._answered(widened(case.row, self.padding.fills_to(longer)))
+        cuts = {}
+        for name, array in answer.items():
+            try:
+                found = followed(case.answer[name].shape, array.shape, case.lengths, longer)
+            except ValueError as error:
+                raise Unproved(f"output {name!r} {error}") from None
+            if found:
+                cuts[name] = found
+        if self.tried and cuts != self.padding.cuts:
+            raise Unproved("its outputs do not always grow on the same axes")
+        self.padding = dataclasses.replace(self.padding, cuts=cuts)
+        self._compare(case, answer)
+
+    def try_together(self, cases: Sequence[_Case]) -> None:
+        """Run rows of different lengths as one batch."""
+        pieces = [Piece(job=job, start=0, stop=1) for job in range(len(cases))]
+        longest = {
+            name: pad.rounded(max(case.lengths[name] for case in cases))
+            for name, pad in self.padding.pads.items()
+        }
+        rows = [case.row for case in cases]
+        fills = self.padding.fills_to(longest)
+        answer = self._answered(stack(rows, pieces, self.padding.batch_axes, fills))
+        try:
+            answers = split(answer, pieces, self._axes_out)
+        except ValueError as error:
+            raise Unproved(str(error)) from None
+        for case, part in zip(cases, answers, strict=True):
+            self._compare(case, part)
+
+    def _compare(self, case: _Case, padded: Mapping[str, Array]) -> None:
+        found = self.padding.cut(padded, case.lengths)
+        if changed := difference(case.answer, found, tolerance=self._tolerance):
+            raise Unproved(f"padding changes answers: {changed}")
+        self.tried += 1
+
+    def _answered(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            return self._run(feeds)
+        except (OutOfMemory, MemoryError):
+            raise Unproved("padded rows do not fit in memory") from None
+        except Exception as error:
+            raise Unproved(f"padded rows are refused: {one_line(error)}") from error
+
+
+def _part(length: int, pad: Pad, part: float) -> int:
+    """Return the size of a made-up row that some size can be padded to."""
+    longest = min(length, *pad.to[-1:], length)
+    return max(1, int(longest * part))
+
+
+def _targets(lengths: Lengths, pads: Mapping[str, Pad]) -> Iterator[Lengths]:
+    """Yield what a row is padded to: the nearest size, and one that is mostly padding."""
+    near, far = {}, {}
+    for name, pad in pads.items():
+        longer = [size for size in pad.to if size > lengths[name]] or [lengths[name]]
+        near[name], far[name] = longer[0], longer[-1]
+        if not pad.to:
+            near[name], far[name] = lengths[name] + 1, 3 * lengths[name]
+    for target in (near, far):
+        if target != lengths:
+            yield target
