@@ -161,6 +161,78 @@ def wide_sequence(path: Path, *, width: int = 4096) -> None:
     )
 
 
+def sentences(path: Path) -> None:
+    """Token ids with a mask: one vector for each row, one for each token, one number for each pair
+    of tokens. What the mask leaves out changes nothing.
+    """
+    table = np.random.default_rng(5).standard_normal((10, 4)).astype(np.float32)
+    _save(
+        path,
+        [
+            helper.make_node("Gather", ["table", "ids"], ["tokens"], axis=0),
+            helper.make_node("Cast", ["mask"], ["kept"], to=FLOAT),
+            helper.make_node("Unsqueeze", ["kept", "last"], ["weights"]),
+            helper.make_node("Mul", ["tokens", "weights"], ["weighted"]),
+            helper.make_node("ReduceSum", ["weighted", "second"], ["sum"], keepdims=0),
+            helper.make_node("ReduceSum", ["kept", "second"], ["count"], keepdims=1),
+            helper.make_node("Div", ["sum", "count"], ["mean"]),
+            helper.make_node("Transpose", ["tokens"], ["turned"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", ["tokens", "turned"], ["pairs"]),
+        ],
+        inputs=[("ids", INT64, ["n", "s"]), ("mask", INT64, ["n", "s"])],
+        outputs=[
+            ("mean", FLOAT, ["n", 4]),
+            ("tokens", FLOAT, ["n", "s", 4]),
+            ("pairs", FLOAT, ["n", "s", "s"]),
+        ],
+        constants={
+            "table": table,
+            "second": np.array([1], np.int64),
+            "last": np.array([2], np.int64),
+        },
+    )
+
+
+def reduced(path: Path, *, how: str) -> None:
+    """``how`` is an operator that makes one number of the steps of a row, as ``ReduceMax``."""
+    axes: dict[str, Any] = {} if how == "ReduceSum" else {"axes": [1]}
+    given = ["x", "second"] if how == "ReduceSum" else ["x"]
+    _save(
+        path,
+        [helper.make_node(how, given, ["y"], keepdims=0, **axes)],
+        inputs=[("x", FLOAT, ["n", "t", 3])],
+        outputs=[("y", FLOAT, ["n", 3])],
+        constants={"second": np.array([1], np.int64)},
+    )
+
+
+def every_second(path: Path) -> None:
+    """The answer is half as long as the row."""
+    _save(
+        path,
+        [helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[2], strides=[2])],
+        inputs=[("x", FLOAT, ["n", 1, "t"])],
+        outputs=[("y", FLOAT, ["n", 1, "half"])],
+    )
+
+
+def steps_int8(path: Path) -> None:
+    """A layer for each step, quantised by the largest value of each run: steps touch each other."""
+    weights = np.random.default_rng(6).standard_normal((3, 3)).astype(np.float32)
+    plain = path.with_name("plain.onnx")
+    _save(
+        plain,
+        [
+            helper.make_node("Add", ["x", "one"], ["shifted"]),
+            helper.make_node("MatMul", ["shifted", "w"], ["y"]),
+        ],
+        inputs=[("x", FLOAT, ["n", "t", 3])],
+        outputs=[("y", FLOAT, ["n", "t", 3])],
+        constants={"w": weights, "one": np.array([4, -4, 0], np.float32)},
+    )
+    quantize_dynamic(plain, path, weight_type=QuantType.QUInt8)
+
+
 def in_fp16(path: Path) -> Path:
     """Write the FP16 twin of a model beside it and return its path."""
     twin = path.with_name(f"{path.stem}_fp16.onnx")

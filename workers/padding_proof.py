@@ -110,7 +110,7 @@ def prove(
         if together and len(cases) > 1:
             proof.try_together(cases)
     if not proof.tried:
-        raise Unproved("no row was found that runs as it is and could be padded")
+        raise Unproved(proof.why_untried)
     return proof.padding
 
 
@@ -125,6 +125,17 @@ class _Proof:
         self.padding = padding
         #: Padded runs that were answered as without padding.
         self.tried = 0
+        self._refusal = ""
+
+    @property
+    def why_untried(self) -> str:
+        """Return why no row was padded."""
+        if not self._refusal:
+            return "no made-up row is shorter than the sizes to pad to"
+        return (
+            "shorter rows are refused as they are; inputs that are equally long need a pad each: "
+            f"{self._refusal}"
+        )
 
     def cases(self, rows: Sequence[Mapping[str, Array]], lengths: Lengths) -> list[_Case]:
         """Return the rows that run as they are, each of another length."""
@@ -141,8 +152,8 @@ class _Proof:
                 continue
             try:
                 cases.append(_Case(row=short, lengths=own, answer=self._run(short)))
-            except Exception:  # noqa: BLE001, S112 - a size that the model does not take
-                continue
+            except Exception as error:  # noqa: BLE001 - a size that the model does not take
+                self._refusal = one_line(error)
         return cases
 
     def try_padded(self, case: _Case, longer: Lengths) -> None:
