@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from producer.contract.errors import ConfigError
 from workers.models import ModelSpec
+from workers.plans.options import ShapeRange
 from workers.tables import nearest
 
 Shape = tuple[int, ...]
@@ -103,9 +104,9 @@ def _row_shapes(
     spec: ModelSpec, name: str, shape: tuple[int | None, ...], axis: int | None
 ) -> tuple[Shape, Shape, Shape]:
     """Return the least, the usual and the largest shape of one row."""
-    sizes = spec.shape_ranges.get(name)
     hint = spec.probe_hints.get(name)
     probed = hint.shape if hint is not None else None
+    sizes = spec.shape_ranges.get(name) or _padded_sizes(spec, name, shape, probed)
     if sizes is None:
         free = [place for place, size in enumerate(shape) if size is None and place != axis]
         if free and probed is None:
@@ -123,6 +124,22 @@ def _row_shapes(
     for row in rows:
         _check_fits(spec, name, shape, row, axis)
     return rows
+
+
+def _padded_sizes(
+    spec: ModelSpec, name: str, shape: tuple[int | None, ...], probed: Shape | None
+) -> ShapeRange | None:
+    """Return the sizes of an input whose one free axis is padded: up to the largest of them."""
+    pad = spec.pads.get(name)
+    axis = batch_axis(spec, name, shape)
+    free = [place for place, size in enumerate(shape) if size is None and place != axis]
+    if pad is None or not pad.to or (probed is None and free != [pad.axis]):
+        return None
+    fixed = probed or tuple(1 if size is None else size for size in shape)
+    least, largest = (
+        (*fixed[: pad.axis], size, *fixed[pad.axis + 1 :]) for size in (1, pad.to[-1])
+    )
+    return ShapeRange(least=least, largest=largest)
 
 
 def _lies_in(shape: Shape, least: Shape, largest: Shape) -> bool:

@@ -67,6 +67,15 @@ def test_free_axes_have_the_sizes_that_the_file_gives(tmp_path: Path) -> None:
     assert made[-1] == {"x": Range((2, 2), (2, 16), (2, 64))}
 
 
+def test_a_padded_axis_has_every_size_up_to_the_largest(tmp_path: Path) -> None:
+    given = "pad = { axis = 1, value = 0, to = [16, 64] }\n"
+    model = spec(tmp_path, DECLARED.format(given), top="max_batch_size = 2")
+
+    made = profiles(model, {"x": (None, None)}, ["y"])
+
+    assert made[-1] == {"x": Range((2, 1), (2, 64), (2, 64))}
+
+
 def test_a_free_axis_that_nothing_is_said_of_is_named_with_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"axis 1 of input 'x' .* write min_shape and max_shape"):
         profiles(spec(tmp_path), {"x": (None, None)}, ["y"])
