@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
+from workers.batching.grouping import grouped
 from workers.batching.ladder import Rung
 from workers.batching.limits import RunLimits
 from workers.batching.padding import Fill, Padding
 from workers.batching.pieces import Batch
 from workers.batching.shapes import ShapeKey, sizes_of
-from workers.batching.sharing import shares
 from workers.batching.stacking import Array, join
 from workers.prepared import Prepared
 
@@ -79,14 +79,14 @@ def works(
 ) -> Iterator[Work]:
     """Yield every job once, with those it may share a run with. ``whole``: no job is cut."""
     keys, units = [job.shape_key for job in jobs], [1 if whole else job.rows for job in jobs]
-    for share in shares(keys, units, limits=limits, padding=padding):
+    for group in grouped(keys, units, limits=limits, padding=padding):
         yield Work(
-            jobs=[jobs[position] for position in share.jobs],
-            progress=[progress[position] for position in share.jobs],
-            units=[units[position] for position in share.jobs],
-            sizes=sizes_of(share.key),
-            limit=limits.rows(share.key),
-            fills=padding.fills(share.key),
+            jobs=[jobs[position] for position in group.jobs],
+            progress=[progress[position] for position in group.jobs],
+            units=[units[position] for position in group.jobs],
+            sizes=sizes_of(group.key),
+            limit=limits.rows(group.key),
+            fills=padding.fills(group.key),
         )
 
 

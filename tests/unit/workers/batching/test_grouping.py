@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.batching.grouping import grouped
 from workers.batching.limits import RunLimits, row_bytes, row_elements
 from workers.batching.padding import Pad, Padding
 from workers.batching.shapes import ShapeKey, shape_key
-from workers.batching.sharing import shares
 
 AXES = {"ids": 0, "mask": 0, "scale": None}
 LIMITS = RunLimits(max_rows=8, max_bytes=1 << 20, max_elements=64)
@@ -31,37 +31,37 @@ def padding(*to: int) -> Padding:
     jobs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), max_size=30),
     to=st.sampled_from([(), (8, 16, 32)]),
 )
-def test_every_job_is_in_one_share_that_holds_it_within_the_limits(
+def test_every_job_is_in_one_group_that_holds_it_within_the_limits(
     jobs: list[tuple[int, int]], to: tuple[int, ...]
 ) -> None:
     keys, rows = [key(length) for length, _ in jobs], [count for _, count in jobs]
 
-    found = list(shares(keys, rows, limits=LIMITS, padding=padding(*to)))
+    found = list(grouped(keys, rows, limits=LIMITS, padding=padding(*to)))
 
-    assert sorted(job for share in found for job in share.jobs) == list(range(len(jobs)))
-    for share in found:
-        assert all(row_elements(keys[job]) <= row_elements(share.key) for job in share.jobs)
-        if not to and len(share.jobs) > 1:
-            count = sum(rows[job] for job in share.jobs)
-            own = sum(rows[job] * row_elements(keys[job]) for job in share.jobs)
-            assert count * row_elements(share.key) <= 2 * own
-            assert count <= 8 or len({keys[job] for job in share.jobs}) == 1
+    assert sorted(job for group in found for job in group.jobs) == list(range(len(jobs)))
+    for group in found:
+        assert all(row_elements(keys[job]) <= row_elements(group.key) for job in group.jobs)
+        if not to and len(group.jobs) > 1:
+            count = sum(rows[job] for job in group.jobs)
+            own = sum(rows[job] * row_elements(keys[job]) for job in group.jobs)
+            assert count * row_elements(group.key) <= 2 * own
+            assert count <= 8 or len({keys[job] for job in group.jobs}) == 1
 
 
 def test_without_padding_jobs_share_by_shape_and_value() -> None:
     keys = [key(3), key(4), key(3), key(3, scale=2.0)]
 
-    found = shares(keys, [1] * 4, limits=NONE, padding=Padding())
+    found = grouped(keys, [1] * 4, limits=NONE, padding=Padding())
 
-    assert [share.jobs for share in found] == [(0, 2), (1,), (3,)]
+    assert [group.jobs for group in found] == [(0, 2), (1,), (3,)]
 
 
 def test_jobs_that_differ_in_what_is_not_padded_share_no_run() -> None:
     keys = [key(3), key(4, scale=2.0), key(4)]
 
     for to in ((), (8,)):
-        found = shares(keys, [1] * 3, limits=NONE, padding=padding(*to))
-        assert sorted(sorted(share.jobs) for share in found) == [[0, 2], [1]]
+        found = grouped(keys, [1] * 3, limits=NONE, padding=padding(*to))
+        assert sorted(sorted(group.jobs) for group in found) == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ _MOST_GROWN: Final = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Group:
     """Jobs that run in one shape."""
 
     #: Their positions.
@@ -24,41 +24,41 @@ class Share:
     key: ShapeKey
 
 
-def shares(
+def grouped(
     keys: Sequence[ShapeKey], rows: Sequence[int], *, limits: RunLimits, padding: Padding
-) -> Iterator[Share]:
+) -> Iterator[Group]:
     """Yield every job once, with those it may share a run with.
 
     Without padding, and where the model's file lists the sizes to pad to, that is by shape. Else
     long jobs go with long ones, as far as one run goes and no more than half of it is padding.
     """
     padded = [padding.rounded(key) for key in keys]
-    for group in groups(padding.opened(key) for key in padded):
-        if len({padded[job] for job in group}) == 1:
-            yield Share(jobs=tuple(group), key=padded[group[0]])
+    for alike in groups(padding.opened(key) for key in padded):
+        if len({padded[job] for job in alike}) == 1:
+            yield Group(jobs=tuple(alike), key=padded[alike[0]])
         else:
-            yield from _by_length(group, padded, rows, limits=limits, padding=padding)
+            yield from _by_length(alike, padded, rows, limits=limits, padding=padding)
 
 
 def _by_length(
-    group: Sequence[int],
+    alike: Sequence[int],
     keys: Sequence[ShapeKey],
     rows: Sequence[int],
     *,
     limits: RunLimits,
     padding: Padding,
-) -> Iterator[Share]:
-    """Yield the jobs of ``group``, the longest first, a run at a time."""
+) -> Iterator[Group]:
+    """Yield jobs that differ in length alone, the longest first, a run at a time."""
     jobs: list[int] = []
-    shape, count, own = keys[group[0]], 0, 0
-    for job in sorted(group, key=lambda job: -row_elements(keys[job])):
+    shape, count, own = keys[alike[0]], 0, 0
+    for job in sorted(alike, key=lambda job: -row_elements(keys[job])):
         wider = padding.longest(shape, keys[job]) if jobs else keys[job]
         more, owns = count + rows[job], own + rows[job] * row_elements(keys[job])
         fits = more <= limits.rows(wider) and more * row_elements(wider) <= _MOST_GROWN * owns
         if jobs and not fits:
-            yield Share(jobs=tuple(jobs), key=shape)
+            yield Group(jobs=tuple(jobs), key=shape)
             jobs, wider = [], keys[job]
             more, owns = rows[job], rows[job] * row_elements(wider)
         jobs.append(job)
         shape, count, own = wider, more, owns
-    yield Share(jobs=tuple(jobs), key=shape)
+    yield Group(jobs=tuple(jobs), key=shape)
