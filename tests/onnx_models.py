@@ -195,14 +195,28 @@ def sentences(path: Path) -> None:
 
 def reduced(path: Path, *, how: str) -> None:
     """``how`` is an operator that makes one number of the steps of a row, as ``ReduceMax``."""
-    axes: dict[str, Any] = {} if how == "ReduceSum" else {"axes": [1]}
-    given = ["x", "second"] if how == "ReduceSum" else ["x"]
+    # In this opset one of them takes its axes as an input.
+    given, axes = (["x", "second"], {}) if how == "ReduceSum" else (["x"], {"axes": [1]})
     _save(
         path,
         [helper.make_node(how, given, ["y"], keepdims=0, **axes)],
         inputs=[("x", FLOAT, ["n", "t", 3])],
         outputs=[("y", FLOAT, ["n", 3])],
-        constants={"second": np.array([1], np.int64)},
+        constants={"second": np.array([1], np.int64)} if len(given) > 1 else {},
+    )
+
+
+def roots(path: Path) -> None:
+    """Of numbers below 5, and so of those that a probe makes up, the answer is NaN."""
+    _save(
+        path,
+        [
+            helper.make_node("Sub", ["x", "five"], ["above"]),
+            helper.make_node("Sqrt", ["above"], ["y"]),
+        ],
+        inputs=[("x", FLOAT, ["n", "t", 3])],
+        outputs=[("y", FLOAT, ["n", "t", 3])],
+        constants={"five": np.array([5], np.float32)},
     )
 
 

@@ -125,17 +125,8 @@ class _Proof:
         self.padding = padding
         #: Padded runs that were answered as without padding.
         self.tried = 0
-        self._refusal = ""
-
-    @property
-    def why_untried(self) -> str:
-        """Return why no row was padded."""
-        if not self._refusal:
-            return "no made-up row is shorter than the sizes to pad to"
-        return (
-            "shorter rows are refused as they are; inputs that are equally long need a pad each: "
-            f"{self._refusal}"
-        )
+        #: Why there were none, as long as there were none.
+        self.why_untried = "no made-up row is shorter than the sizes to pad to"
 
     def cases(self, rows: Sequence[Mapping[str, Array]], lengths: Lengths) -> list[_Case]:
         """Return the rows that run as they are, each of another length."""
@@ -151,9 +142,17 @@ class _Proof:
             if any(case.lengths == own for case in cases):
                 continue
             try:
-                cases.append(_Case(row=short, lengths=own, answer=self._run(short)))
+                answer = self._run(short)
             except Exception as error:  # noqa: BLE001 - a size that the model does not take
-                self._refusal = one_line(error)
+                self.why_untried = (
+                    "shorter rows are refused as they are; inputs that are equally long need a pad "
+                    f"each: {one_line(error)}"
+                )
+                continue
+            if all(array.dtype.kind == "f" and np.isnan(array).all() for array in answer.values()):
+                self.why_untried = "made-up rows are answered with nothing but NaN"
+                continue
+            cases.append(_Case(row=short, lengths=own, answer=answer))
         return cases
 
     def try_padded(self, case: _Case, longer: Lengths) -> None:

@@ -198,6 +198,7 @@ def test_a_value_that_adds_nothing_is_proved(load: Load) -> None:
             both("pad = { axis = 1, value = 0, to = [1] }"),
             "no made-up row is shorter",
         ),
+        (onnx_models.roots, {"x": PAD}, "made-up rows are answered with nothing but NaN"),
         (onnx_models.linear, {"x": PAD}, "axis 1 of input 'x' takes one size alone"),
         (onnx_models.running_sum, {"x": PAD}, "rows may belong together"),
     ],
@@ -285,6 +286,22 @@ def test_what_fits_in_memory_is_known_by_the_padded_shape(tmp_path: Path) -> Non
     assert [outcome.out_of_memory for outcome in first] == [1, 1, 0, 1, 1, 0, 1, 1]
     assert {outcome.out_of_memory for outcome in then} == {0}
     assert runner.ceilings.lowest() == {"fp32": 3}
+
+
+def test_the_largest_batch_is_looked_for_in_the_padded_shape(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SUMS)
+    pad = "pad = { axis = 1, value = 0, to = [4, 8, 20] }"
+    (tmp_path / "model.toml").write_text(
+        f'runtime = "own:Sums"\nfind_ceiling = true\n[inputs.x]\n{pad}\n'
+    )
+    runner = ModelRunner.load(load_model(tmp_path), threads=1)
+
+    runner.find_ceilings()
+    outcomes = runner.run([runner.prepare({"x": np.ones((1, n), np.float32)}) for n in (9, 12, 20)])
+    more = runner.run([runner.prepare({"x": np.ones((4, 11), np.float32)})])
+
+    assert runner.ceilings.lowest() == {"fp32": 3}
+    assert [(o.batch_size, o.out_of_memory) for o in (*outcomes, *more)] == [(3, 0)] * 4
 
 
 JOBS = st.lists(st.tuples(st.integers(1, 24), st.integers(1, 20)), min_size=1, max_size=12)
