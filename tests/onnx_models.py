@@ -196,7 +196,8 @@ def sentences(path: Path) -> None:
 def reduced(path: Path, *, how: str) -> None:
     """``how`` is an operator that makes one number of the steps of a row, as ``ReduceMax``."""
     # In this opset one of them takes its axes as an input.
-    given, axes = (["x", "second"], {}) if how == "ReduceSum" else (["x"], {"axes": [1]})
+    given = ["x", "second"] if how == "ReduceSum" else ["x"]
+    axes: dict[str, Any] = {} if how == "ReduceSum" else {"axes": [1]}
     _save(
         path,
         [helper.make_node(how, given, ["y"], keepdims=0, **axes)],

@@ -272,6 +272,38 @@ class Sums(Engine):
 """
 
 
+BY_LONGEST = """
+import numpy as np
+from workers.engines.base import Engine
+from workers.models import TensorSpec
+
+class ByLongest(Engine):
+    runtime = "by the longest 1"
+    inputs = (TensorSpec(name="x", dtype="float32", shape=(None, None), batch_axis=0),)
+    outputs = (TensorSpec(name="y", dtype="float32", shape=(None,), batch_axis=0),)
+
+    def __init__(self, spec, precision, *, threads):
+        pass
+
+    def run(self, feeds):
+        x = feeds["x"]
+        return {"y": x.sum(axis=1) / (x != 0).sum(axis=1).max()}
+
+    def close(self):
+        pass
+"""
+
+
+def test_rows_that_only_a_longer_row_beside_them_changes_are_not_padded(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BY_LONGEST)
+    (tmp_path / "model.toml").write_text(f'runtime = "own:ByLongest"\n[inputs.x]\n{PAD}\n')
+
+    runner = ModelRunner.load(load_model(tmp_path), threads=1)
+
+    assert runner.max_rows == 32
+    assert "no padding: padding changes answers: output 'y' changes" in runner.why
+
+
 def test_what_fits_in_memory_is_known_by_the_padded_shape(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SUMS)
     (tmp_path / "model.toml").write_text(f'runtime = "own:Sums"\n[inputs.x]\n{PAD}\n')
