@@ -1,5 +1,5 @@
-"""What an instance asks for: as much of each queue as it may run next, the models in turn; and how
-it waits, at the doorbell when nothing is there, or for more where a model wants that.
+"""What an instance asks for: as much of each queue as it may run next, and how long ago each had its
+turn; and how it waits, at the doorbell when nothing is there, or for more where a model wants that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import redis
 
 from producer.contract.names import queue_of
 from workers.batching.closing import Closed, Limits, why_closed
-from workers.delivery.ledger import Claimed, Entry, Ledger, Wish
+from workers.delivery.ledger import NEVER_S, Claimed, Entry, Ledger, Wish
 from workers.loading import Loading
 from workers.orders import Orders
 from workers.status import Status
@@ -45,16 +45,23 @@ class Claiming:
         #: Seconds that a batch, and a row, of each model take, smoothed.
         self._batch_s: dict[str, float] = {}
         self._row_s: dict[str, float] = {}
-        self._turn = 0
+        #: When the last batch of each model ended. Monotonic clock.
+        self._turn_ended_s: dict[str, float] = {}
         #: How long we waited for work since this was set to 0.
         self.idle_s = 0.0
 
-    def wishes(self) -> list[Wish]:
-        """Return what a claim may take, each time beginning with another model."""
-        models = list(self._loading.runners)
-        self._turn += 1
-        first = self._turn % len(models) if models else 0
-        return [self._wish(model) for model in models[first:] + models[:first]]
+    def wishes(self, *, running: str | None = None) -> list[Wish]:
+        """Return what a claim may take; ``running`` is the model whose turn it is meanwhile.
+
+        Whoever had its turn longest ago comes first: the script looks at fewer of the others.
+        """
+        now_s = time.monotonic()
+        wishes = [self._wish(model, running, now_s) for model in self._loading.runners]
+        return sorted(wishes, key=lambda wish: -wish.since_turn_s)
+
+    def turn_ends(self, model: str) -> None:
+        """Note that a batch of ``model`` ended: it waits anew."""
+        self._turn_ended_s[model] = time.monotonic()
 
     def learn(self, model: str, *, took_s: float, rows: int) -> None:
         """Take in how long a batch took."""
@@ -115,7 +122,7 @@ class Claiming:
         finally:
             self.idle_s += time.monotonic() - began_s
 
-    def _wish(self, model: str) -> Wish:
+    def _wish(self, model: str, running: str | None, now_s: float) -> Wish:
         runner = self._loading.runners[model]
         rows = runner.max_rows
         if rows == 1 and model in self._row_s:
@@ -126,7 +133,12 @@ class Claiming:
             max_rows=rows,
             max_bytes=runner.spec.max_batch_bytes,
             max_entries=rows,
+            since_turn_s=0.0 if model == running else self._since_turn_s(model, now_s),
         )
+
+    def _since_turn_s(self, model: str, now_s: float) -> float:
+        ended_s = self._turn_ended_s.get(model)
+        return NEVER_S if ended_s is None else now_s - ended_s
 
 
 def _smooth(before: float | None, now: float) -> float:

@@ -132,6 +132,7 @@ class ClaimLoop:
         self._endings.add_answers(batch.queue, begun.answered)
         if begun.runs:
             self._run(hand, begun)
+        self._claiming.turn_ends(batch.model)
         busy_s = time.monotonic() - began_s - self._claiming.idle_s
         self._status.counters[batch.model].busy_s += busy_s
 
@@ -294,7 +295,7 @@ class ClaimLoop:
             # What was answered without a run waits for nobody.
             self._exchange()
             return
-        wishes = self._claiming.wishes()
+        wishes = self._claiming.wishes(running=batch.model)
         (claimed,) = self._exchange(self._ledger.claim(wishes, running=True))
         if claimed is None:
             return

@@ -1,13 +1,16 @@
--- claim: take the next batch of one queue, the first in the given order that has work.
+-- claim: take the next batch of one queue: of those with work of the highest priority, the one that waited longest.
 --
 -- KEYS  per queue: its streams from the first claimed to the last, then its journal
 -- ARGV  group, consumer, free, streams per queue, 1 while a batch runs in the claiming process (else 0),
 --       claims that may end with their process before the job was begun, then per queue:
---       max rows, max bytes, max entries
+--       max rows, max bytes, max entries, milliseconds since the claiming process ended its last batch of it
 -- out   {} when nothing waits, else {queue number from 0, why closed, {{stream key, entry id, fields, reads}, ...}}
 --       why closed: full | bytes | empty | alone
 --       reads: claims that the job outlived without being begun, this one included
 --
+-- A queue has waited since its oldest entry was added, or since its last batch, whichever is later: a flood that
+-- is older than everything else has its turn like the others. Of equals the one comes first whose last turn was
+-- longer ago, then the one with the older entry.
 -- Given-back entries (held by the consumer `free`) come before new ones. An entry whose job was started
 -- before and has no outcome ends the batch, or is the whole of it. So does one whose readers died more often
 -- than chance explains, and it is not taken while a batch runs: to read it may be what killed them.
@@ -79,20 +82,92 @@ local function take_new(stream, journal, limits)
   end
 end
 
-local queues = #KEYS / (per_queue + 1)
-for queue = 0, queues - 1 do
+local queues, skipped = #KEYS / (per_queue + 1), {}
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function key_of(queue, i) return KEYS[queue * (per_queue + 1) + i] end
+
+local function last_read(stream)
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local about = {}
+    for i = 1, #info, 2 do about[info[i]] = info[i + 1] end
+    if about.name == group then return about['last-delivered-id'] end
+  end
+end
+
+-- The id of the oldest entry that waits, as two numbers; nothing where none does. What was given back was read
+-- before everything that was not.
+local function oldest(stream)
+  if redis.call('XLEN', stream) == 0 then return end
+  local given_back = redis.call('XPENDING', stream, group, '-', '+', 1, free)[1]
+  local id = given_back and given_back[1]
+  if not id then
+    local read = last_read(stream)
+    local entry = read and redis.call('XRANGE', stream, '(' .. read, '+', 'COUNT', 1)[1]
+    id = entry and entry[1]
+  end
+  if id then
+    local ms, number = string.match(id, '^(%d+)-(%d+)$')
+    return tonumber(ms), tonumber(number)
+  end
+end
+
+local function is_before(a, b)
+  for _, by in ipairs({'waited_ms', 'since_turn_ms', 'age_ms'}) do
+    if a[by] ~= b[by] then return a[by] > b[by] end
+  end
+  return a.number < b.number
+end
+
+-- Whoever had its turn more lately than the best so far has waited is not looked at: its entry would be read for
+-- nothing.
+local function longest_waiting(i)
+  local best
+  for queue = 0, queues - 1 do
+    local since_ms = tonumber(ARGV[10 + 4 * queue])
+    if not skipped[queue] and (not best or since_ms >= best.waited_ms) then
+      local ms, number = oldest(key_of(queue, i))
+      if ms then
+        local age_ms = now_ms - ms
+        local its = {waited_ms = math.min(age_ms, since_ms), since_turn_ms = since_ms, age_ms = age_ms, number = number}
+        if not best or is_before(its, best) then
+          best = its
+          best.queue = queue
+        end
+      end
+    end
+  end
+  return best and best.queue
+end
+
+local function next_queue()
+  if queues == 1 then return not skipped[0] and 0 or nil end
+  for i = 1, per_queue do
+    local queue = longest_waiting(i)
+    if queue then return queue end
+  end
+end
+
+local function take_batch(queue)
   local limits = {
-    rows = tonumber(ARGV[7 + 3 * queue]),
-    bytes = tonumber(ARGV[8 + 3 * queue]),
-    entries = tonumber(ARGV[9 + 3 * queue]),
+    rows = tonumber(ARGV[7 + 4 * queue]),
+    bytes = tonumber(ARGV[8 + 4 * queue]),
+    entries = tonumber(ARGV[9 + 4 * queue]),
   }
-  local first = queue * (per_queue + 1)
-  local journal = KEYS[first + per_queue + 1]
+  local journal = key_of(queue, per_queue + 1)
   for i = 1, per_queue do
     if why then break end
-    take_given_back(KEYS[first + i], journal, limits)
-    take_new(KEYS[first + i], journal, limits)
+    take_given_back(key_of(queue, i), journal, limits)
+    take_new(key_of(queue, i), journal, limits)
   end
-  if #taken > 0 then return {queue, why or 'empty', taken} end
 end
-return {}
+
+while true do
+  local queue = next_queue()
+  if not queue then return {} end
+  take_batch(queue)
+  if #taken > 0 then return {queue, why or 'empty', taken} end
+  -- What waits there may not be read now, or was deleted; the others have their turn.
+  skipped[queue], why = true, nil
+end

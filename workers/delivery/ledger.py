@@ -24,6 +24,9 @@ from workers.delivery.scripts import Call
 #: beside it, or a whole machine, can be the reason. From the next one on it is read alone.
 FREE_READS: Final = 2
 
+#: Since a turn that never was: no entry is older.
+NEVER_S: Final = 1e9
+
 #: What a sender stamped a job with: header and stamp.
 Stamps = Sequence[tuple[str, str]]
 
@@ -108,6 +111,8 @@ class Wish:
     max_rows: int
     max_bytes: int
     max_entries: int
+    #: How long ago its last turn here ended, 0 while that lasts: it has not waited for longer.
+    since_turn_s: float = NEVER_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +156,8 @@ class Ledger:
     apart: bool = False
 
     def claim(self, wishes: Sequence[Wish], *, running: bool = False) -> Call[Claimed | None]:
-        """Take a batch of the first of ``wishes`` that has work; None when none has.
+        """Take a batch of the queue that waited longest, as `claim.lua` says; None when none has
+        work.
 
         ``running`` says that a batch runs in this process, which no reading may endanger.
         """
@@ -160,6 +166,7 @@ class Ledger:
         for wish in wishes:
             keys += [*self.keys.streams(wish.queue), self.keys.journal(wish.queue)]
             limits += [wish.max_rows, wish.max_bytes, wish.max_entries]
+            limits.append(int(wish.since_turn_s * 1000))
 
         def read(answer: list[Any]) -> Claimed | None:
             if not answer:
