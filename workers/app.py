@@ -21,6 +21,7 @@ from workers import control  # noqa: F401 - registers the remote control command
 from workers.answers import register_infer
 from workers.instances.discovery import discover
 from workers.models import load_models
+from workers.placement import NOT_OURS
 from workers.preflight import check, check_name
 from workers.settings import WorkerSettings
 from workers.telemetry import logs
@@ -99,10 +100,7 @@ def models_to_serve(queues: list[str] | None, settings: WorkerSettings) -> tuple
     if queues:
         strange = [queue for queue in queues if not is_stream_queue(queue)]
         if strange:
-            raise ConfigError(
-                f"-Q {','.join(strange)}: a fleet worker serves fleet.<model> queues only; "
-                "other queues belong to a plain Celery worker."
-            )
+            raise ConfigError(f"-Q {','.join(strange)}: {NOT_OURS}")
         return tuple(load_models(settings.config_dir, [model_of(queue) for queue in queues]))
     return tuple(load_models(settings.config_dir, settings.models or None))
 

@@ -1,5 +1,6 @@
-"""What an instance asks for: as much of each queue as it may run next, and how long ago each had its
-turn; and how it waits, at the doorbell when nothing is there, or for more where a model wants that.
+"""What an instance asks for: as much of each queue as it may run next, and how long ago each had
+its turn; and how it waits, at the doorbell when nothing is there, or for more where a model wants
+that.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from producer.contract.errors import FleetError
-from producer.contract.names import model_of, queue_of
+from producer.contract.names import model_of
 from workers.answers import Answer
 from workers.batches import (
     Batch,
@@ -81,7 +81,6 @@ class ClaimLoop:
         events: TaskEvents,
         status: Status,
         orders: Orders,
-        models: Sequence[str],
     ) -> None:
         self._client, self._ledger = client, ledger
         self._loading, self._claiming = loading, claiming
@@ -92,7 +91,6 @@ class ClaimLoop:
         self._ahead_since_s = 0.0
         #: Whether Redis may count entries as ours that this process knows nothing of.
         self._unsure = True
-        self._queues = [queue_of(model) for model in models]
 
     def serve(self) -> None:
         """Run batches until draining; then end what ran and give back the rest."""
@@ -109,22 +107,23 @@ class ClaimLoop:
         self._hand_back()
         self._engine.shutdown()
 
+    @property
+    def _queues(self) -> list[str]:
+        """The queues that jobs of ours can be in."""
+        return self._orders.serving.held_queues
+
     # -- the steps of a batch
 
     def _cycle(self) -> None:
         if self._unsure:
             self._resync()
-        if self._ahead is None:
-            due = self._loading.due()
-            if due:
-                self._exchange()
-                self._loading.load(due)
+        self._follow()
         began_s, self._claiming.idle_s = time.monotonic(), 0.0
         hand, self._ahead = self._ahead or self._claim(), None
         if hand is None:
             return
-        if self._orders.draining.is_set():
-            # What was claimed meanwhile is given back when the loop ends.
+        if self._orders.draining.is_set() or not self._serves(hand):
+            # What was claimed meanwhile is given back, when the loop ends or at the next turn.
             self._ahead = hand
             return
         batch = hand.batch
@@ -135,6 +134,28 @@ class ClaimLoop:
         self._claiming.turn_ends(batch.model)
         busy_s = time.monotonic() - began_s - self._claiming.idle_s
         self._status.counters[batch.model].busy_s += busy_s
+
+    def _follow(self) -> None:
+        """Serve what the parent wants served; engines are loaded and freed between two batches."""
+        if self._ahead is not None and self._serves(self._ahead):
+            return
+        if self._ahead is not None:
+            self._give_back_ahead()
+        if not self._must_change():
+            return
+        self._exchange()
+        models = self._orders.serving.models
+        if self._loading.is_behind(models):
+            self._loading.follow(models)
+        self._loading.load(self._loading.due())
+
+    def _serves(self, hand: InHand) -> bool:
+        return hand.batch.model in self._orders.serving.models
+
+    def _must_change(self) -> bool:
+        """Return whether a model is to be loaded or freed as soon as nothing runs."""
+        behind = self._loading.is_behind(self._orders.serving.models)
+        return behind or bool(self._loading.due())
 
     def _claim(self) -> InHand | None:
         """Take what waits; with nothing there, wait at the doorbell."""
@@ -248,7 +269,7 @@ class ClaimLoop:
             self._status.tick()
             waited_s = time.monotonic() - self._ahead_since_s
             if self._ahead is not None and waited_s > _AHEAD_S:
-                self._beside(lambda: self._give_back_all_but(begun))
+                self._beside(lambda: self._give_back_ahead(beside=begun.started))
             if len(begun.runs) == 1 and self._is_terminated(begun.runs[0]):
                 self._end_terminated(batch.queue, begun.runs[0])
 
@@ -291,7 +312,8 @@ class ClaimLoop:
             _trouble(error)
 
     def _claim_ahead(self, batch: Batch, begun: Begun) -> None:
-        if begun.alone or not self._claiming.expects_end_within(batch.model, _AHEAD_S):
+        soon = self._claiming.expects_end_within(batch.model, _AHEAD_S)
+        if begun.alone or not soon or self._must_change():
             # What was answered without a run waits for nobody.
             self._exchange()
             return
@@ -308,11 +330,11 @@ class ClaimLoop:
             going = [] if theirs.alone else start_preprocess(runner, theirs.runs)
             self._ahead = InHand(batch=ahead.batch, begun=theirs, going=going)
 
-    def _give_back_all_but(self, begun: Begun) -> None:
-        """Give back the batch ahead, uncounted."""
+    def _give_back_ahead(self, *, beside: Sequence[Job] = ()) -> None:
+        """Give back the batch ahead, uncounted; ``beside``: the jobs that run meanwhile."""
         forgive = forgiven(self._ledger, self._ahead)
         self._drop_ahead()
-        held: Iterable[Entry] = [job.entry for job in begun.started]
+        held = [job.entry for job in beside]
         self._exchange(*forgive, self._release(self._queues, keep=held))
 
     def _drop_ahead(self) -> None:

@@ -15,9 +15,12 @@ from celery.worker import state as celery_state
 from celery.worker.control import Panel, nok, ok
 
 from producer.contract.cancel import cancel_command, cancel_stamped_command
+from producer.contract.errors import ConfigError
 from producer.contract.names import GROUP, INFER_TASK, PRIORITIES, Keys, model_of, queue_of
 from producer.contract.settings import Settings, redis_client
+from workers import placement
 from workers.process import InstanceProcess
+from workers.telemetry.logs import said as said_by
 
 #: Remote control must answer within a second; Redis gets less.
 _REDIS_TIMEOUT_S: Final = 0.8
@@ -80,7 +83,7 @@ def active_queues(state: Any) -> list[dict[str, Any]]:
             "queue_arguments": None,
             "binding_arguments": None,
         }
-        for model in state.consumer.pool.models
+        for model in state.consumer.pool.serving.models
     ]
 
 
@@ -192,6 +195,36 @@ def autoscale(
     return dict(ok(f"autoscale now max={most} min={least}"))
 
 
+@_command("control", args=[("queue", str)], signature="<queue>")
+def add_consumer(state: Any, queue: str, **_: Any) -> dict[str, Any]:
+    """Serve the model of QUEUE too, until the worker ends."""
+    pool = state.consumer.pool
+    try:
+        with _client() as client:
+            said = placement.add(
+                pool.serving,
+                queue,
+                client=client,
+                keys=_keys(),
+                config_dir=pool.settings.config_dir,
+            )
+    except redis.RedisError as error:
+        return dict(nok(f"{queue} was not added: Redis says: {said_by(error)}"))
+    except ConfigError as error:
+        return dict(nok(str(error)))
+    return dict(ok(said))
+
+
+@_command("control", args=[("queue", str)], signature="<queue>")
+def cancel_consumer(state: Any, queue: str, **_: Any) -> dict[str, Any]:
+    """Claim no more jobs of QUEUE, and free its model; what runs is finished."""
+    try:
+        said = placement.remove(state.consumer.pool.serving, queue, node=state.hostname)
+    except ConfigError as error:
+        return dict(nok(str(error)))
+    return dict(ok(said))
+
+
 def _refusal(name: str, text: str) -> None:
     """Answer Celery's command ``name`` with ``text``; it takes the arguments it always took."""
     stock = Panel.meta[name]
@@ -203,11 +236,7 @@ def _refusal(name: str, text: str) -> None:
     _command("control", args=stock.args, signature=stock.signature, variadic=stock.variadic)(refuse)
 
 
-_FIXED_MODELS: Final = "the models of a worker are chosen at start; restart it with -Q."
-
 _refusal("pool_restart", "instances keep their engines; restart the worker to reload everything.")
-_refusal("add_consumer", _FIXED_MODELS)
-_refusal("cancel_consumer", _FIXED_MODELS)
 _refusal("rate_limit", "instances take a job when they are free; there is no rate to limit.")
 _refusal("time_limit", "set batch_timeout_s in configs/fleet.toml.")
 _refusal("disable_events", "set events = false in configs/fleet.toml and restart the worker.")
@@ -220,7 +249,7 @@ def _begun(state: Any) -> list[tuple[dict[str, Any], str]]:
     instances = {running.consumer: running for running in state.consumer.pool.processes.alive()}
     found = []
     with _client() as client:
-        for queue in map(queue_of, state.consumer.pool.models):
+        for queue in state.consumer.pool.serving.held_queues:
             for job_id, record in client.hgetall(keys.journal(queue)).items():
                 stream, entry_id, _, _, consumer = record.decode().split(" ", 4)
                 if consumer in instances:
@@ -258,7 +287,7 @@ def _batch_began_unix_s(instance: InstanceProcess) -> float:
 
 def _streams(state: Any) -> Iterable[tuple[str, str]]:
     keys = _keys()
-    for queue in map(queue_of, state.consumer.pool.models):
+    for queue in state.consumer.pool.serving.held_queues:
         for priority in PRIORITIES:
             yield queue, keys.stream(queue, priority)
 

@@ -10,12 +10,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import redis
 
-from producer.contract.names import Keys, queue_of
+from producer.contract.names import Keys
 from producer.contract.settings import Settings, redis_client
 from workers.answers import Answers
 from workers.claiming import Claiming
@@ -27,6 +26,7 @@ from workers.hello import Hello, Lease
 from workers.instances.leases import Leases
 from workers.loading import Loading
 from workers.orders import Orders
+from workers.serving import Serving
 from workers.settings import WorkerSettings
 from workers.shared_ceilings import SharedCeilings
 from workers.status import Reporter, Status
@@ -51,7 +51,7 @@ def run(hello: Hello) -> None:
     app.set_default()
     settings, worker_settings = Settings.from_env(), WorkerSettings.load()
     status = Status()
-    orders = Orders()
+    orders = Orders(hello.models)
     reporter = Reporter(status, hello.report_fd)
     reporter.start()
     threading.Thread(target=orders.listen, args=(status,), daemon=True, name="ears").start()
@@ -64,7 +64,7 @@ def run(hello: Hello) -> None:
         apart=not settings.one_server,
     )
     client = redis_client(settings.broker_url)
-    renewing = Renewing(ledger=ledger, models=hello.models, lease=hello.lease)
+    renewing = Renewing(ledger=ledger, serving=orders.serving, lease=hello.lease)
     renewing.try_once(client)
     every_s = min(worker_settings.claim_ttl_s, hello.lease.ttl_s) / 3
     _start_renewer(settings, renewing, every_s=every_s)
@@ -90,7 +90,6 @@ def run(hello: Hello) -> None:
         events=events,
         status=status,
         orders=orders,
-        models=hello.models,
     )
     loop.serve()
     loading.close()
@@ -115,21 +114,19 @@ class Renewing:
     either is enough.
     """
 
-    def __init__(self, *, ledger: Ledger, models: Sequence[str], lease: Lease) -> None:
-        self._instance = lease.instance
+    def __init__(self, *, ledger: Ledger, serving: Serving, lease: Lease) -> None:
+        self._ledger, self._serving, self._instance = ledger, serving, lease.instance
         leases = Leases(keys=ledger.keys, host=lease.host, token=lease.token, ttl_s=lease.ttl_s)
-        self._calls = (
-            leases.keep(lease.instance),
-            renew(ledger.keys, [queue_of(model) for model in models], [ledger.consumer]),
-        )
+        self._keep = leases.keep(lease.instance)
 
     def try_once(self, client: redis.Redis) -> bool:
         """Return whether Redis has heard of it; end the process when its instance is another's.
 
         Cut off from Redis for longer than the lease lasts, and another worker was not.
         """
+        queues, consumer = self._serving.held_queues, self._ledger.consumer
         try:
-            ours, _ = send(client, *self._calls)
+            ours, _ = send(client, self._keep, renew(self._ledger.keys, queues, [consumer]))
         except redis.RedisError as error:
             logger.warning("renew.failed", extra={"error": logs.said(error)})
             return False

@@ -13,12 +13,12 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import redis
 
-from producer.contract.names import Keys, queue_of
+from producer.contract.names import Keys
 from workers.delivery import ledger as delivery
 from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
@@ -26,6 +26,7 @@ from workers.delivery.scripts import send
 from workers.hold_off import HoldOff
 from workers.instances.leasing import Leasing
 from workers.processes import Cause, Death
+from workers.serving import Serving
 from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _MOVE_DUE_EVERY_S: Final = 1.0
 _MOVE_LISTS_EVERY_S: Final = 1.0
 #: A model stays known this long after its last worker, so that its queue may wait for the next
 #: one.
-_MODEL_LIFE_S: Final = 86_400
+MODEL_LIFE_S: Final = 86_400
 #: A consumer that holds nothing and was silent so long belongs to no living process.
 _CONSUMER_SILENT_S: Final = 60.0
 
@@ -55,7 +56,7 @@ class Keeper(threading.Thread):
         client: redis.Redis,
         keys: Keys,
         node: str,
-        models: Sequence[str],
+        serving: Serving,
         claim_ttl_s: float,
         consumers: Callable[[], list[str]],
         status: Callable[[], Mapping[str, Any]],
@@ -63,11 +64,10 @@ class Keeper(threading.Thread):
     ) -> None:
         super().__init__(name="keeper", daemon=True)
         self._client, self._keys, self._node = client, keys, node
-        self._models = tuple(models)
-        self._queues = [queue_of(model) for model in models]
+        self._serving = serving
         self._claim_ttl_s, self._consumers, self._status = claim_ttl_s, consumers, status
         self._leasing = leasing
-        self._bridge = Bridge(client=client, keys=keys, queues=self._queues)
+        self._bridge = Bridge(client=client, keys=keys)
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._unreleased: list[Death] = []
         self._stopping = threading.Event()
@@ -137,10 +137,11 @@ class Keeper(threading.Thread):
             logger.exception("keeper.failed")
 
     def _ensure_groups(self) -> None:
-        send(self._client, delivery.ensure_groups(self._keys, self._queues))
+        send(self._client, delivery.ensure_groups(self._keys, self._serving.held_queues))
 
     def _renew(self) -> None:
-        send(self._client, delivery.renew(self._keys, self._queues, self._consumers()))
+        queues = self._serving.held_queues
+        send(self._client, delivery.renew(self._keys, queues, self._consumers()))
         self._hold_off.renewed(now_s=time.monotonic())
 
     def _lease(self) -> None:
@@ -151,14 +152,15 @@ class Keeper(threading.Thread):
         while not self._deaths.empty():
             self._unreleased.append(self._deaths.get())
         while self._unreleased:
+            queues = self._serving.held_queues
             death = self._unreleased[0]
             ledger = Ledger(
                 keys=self._keys, consumer=death.consumer, result_ttl_s=0, max_attempts=0
             )
             note = _NOTES.get(death.cause)
             entry = death.alone if note is Note.TIMEOUT else ""
-            notes = [ledger.unfinished(name, note, entry=entry) for name in self._queues if note]
-            release = ledger.release(self._queues, remove=True, unread=death.cause is Cause.OURS)
+            notes = [ledger.unfinished(name, note, entry=entry) for name in queues if note]
+            release = ledger.release(queues, remove=True, unread=death.cause is Cause.OURS)
             *_, released = send(self._client, *notes, release)
             self._unreleased.pop(0)
             if released:
@@ -175,7 +177,7 @@ class Keeper(threading.Thread):
         # It is allowed now, not whenever a server that stood still reads it.
         call = delivery.take_over(
             self._keys,
-            self._queues,
+            self._serving.held_queues,
             claim_ttl_s=self._claim_ttl_s,
             silent_s=_CONSUMER_SILENT_S,
             until_unix_s=server_unix_s + self._claim_ttl_s / 3,
@@ -187,13 +189,14 @@ class Keeper(threading.Thread):
     def _move_due(self) -> None:
         now_unix_s = time.time()
         calls = [
-            delivery.move_due(self._keys, name, now_unix_s=now_unix_s) for name in self._queues
+            delivery.move_due(self._keys, name, now_unix_s=now_unix_s)
+            for name in self._serving.queues
         ]
         send(self._client, *calls)
 
     def _move_lists(self) -> None:
         """Move a bounded part of what stock apps sent: what else is due comes between the parts."""
-        more = self._bridge.move()
+        more = self._bridge.move(self._serving.queues)
         self._due_at_s[self._move_lists] = time.monotonic() + (0.0 if more else _TICK_S)
 
     def _publish(self) -> None:
@@ -202,7 +205,8 @@ class Keeper(threading.Thread):
         pipe.set(self._keys.worker(self._node), json.dumps(self._status()), ex=_STATUS_LIFE_S)
         pipe.zadd(self._keys.workers, {self._node: now_unix_s + _STATUS_LIFE_S})
         pipe.zremrangebyscore(self._keys.workers, "-inf", now_unix_s - _STATUS_LIFE_S)
-        pipe.zadd(self._keys.models, dict.fromkeys(self._models, now_unix_s + _MODEL_LIFE_S))
+        stale_unix_s = dict.fromkeys(self._serving.models, now_unix_s + MODEL_LIFE_S)
+        pipe.zadd(self._keys.models, stale_unix_s)
         pipe.zremrangebyscore(self._keys.models, "-inf", now_unix_s)
         pipe.execute()
 

@@ -52,6 +52,19 @@ class Loading:
         self.runners: dict[str, ModelRunner] = {}
         self._broken: dict[str, Broken] = {}
 
+    def is_behind(self, names: Sequence[str]) -> bool:
+        """Return whether ``names`` are not what is held, or is to be loaded."""
+        return set(names) != set(self._names)
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Hold ``names`` from now on: those that are new are due, all others are freed."""
+        self._names = tuple(names)
+        for name in [name for name in self.runners if name not in names]:
+            self.runners.pop(name).close()
+            logger.info("model.freed", extra={"model": name})
+        self._broken = {name: broken for name, broken in self._broken.items() if name in names}
+        self._tell()
+
     def due(self) -> list[str]:
         """Return the models that are to be loaded now."""
         now_s = time.monotonic()

@@ -9,10 +9,13 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
+from workers.serving import Serving
 from workers.status import State, Status
 
 DRAIN: Final = "drain"
 TERMINATE: Final = "terminate"
+SERVE: Final = "serve"
+STOP_SERVING: Final = "stop-serving"
 
 
 def terminate_line(mark: str) -> str:
@@ -20,11 +23,22 @@ def terminate_line(mark: str) -> str:
     return f"{TERMINATE} {json.dumps(mark)}"
 
 
+def serve_line(model: str) -> str:
+    """Return the order to load ``model`` and claim its jobs."""
+    return f"{SERVE} {json.dumps(model)}"
+
+
+def stop_serving_line(model: str) -> str:
+    """Return the order to claim no more jobs of ``model`` and free its engines."""
+    return f"{STOP_SERVING} {json.dumps(model)}"
+
+
 class Orders:
     """The orders that stand; written by the thread that listens, read by the claim loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str]) -> None:
         self.draining = threading.Event()
+        self.serving = Serving(models)
         #: Keys of the marks whose jobs are to be ended although they run.
         self._marks: frozenset[str] = frozenset()
 
@@ -50,4 +64,8 @@ class Orders:
                     os._exit(0)
             elif order == TERMINATE:
                 self._marks = self._marks.union([json.loads(rest)])
+            elif order == SERVE:
+                self.serving.add(json.loads(rest))
+            elif order == STOP_SERVING:
+                self.serving.remove(json.loads(rest))
         os._exit(1)

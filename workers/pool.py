@@ -36,6 +36,7 @@ from workers.keeper import Keeper
 from workers.processes import Death, Processes, pids
 from workers.rates import Rates
 from workers.scaler import Scaler
+from workers.serving import Serving
 from workers.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class InstancePool(BasePool):
         super().__init__(limit=limit, **options)
         self.node: str = options["initargs"][1]
         self.settings = WorkerSettings.load()
-        self.models: tuple[str, ...] = tuple(self.app.conf.fleet_models)
+        self.serving = Serving(self.app.conf.fleet_models)
         self._began_unix_s = time.time()
         self._drain_deadline_s: float | None = None
         self._drain_began = threading.Event()
@@ -91,7 +92,7 @@ class InstancePool(BasePool):
     def _make_processes(self, inventory: Inventory, leases: Leases) -> Processes:
         return Processes(
             node=self.node,
-            models=self.models,
+            serving=self.serving,
             instances=inventory.instances,
             lease_of=leases.to_process,
             threads=self.settings.threads,
@@ -105,7 +106,7 @@ class InstancePool(BasePool):
             client=client,
             keys=self.keys,
             node=self.node,
-            models=self.models,
+            serving=self.serving,
             claim_ttl_s=self.settings.claim_ttl_s,
             consumers=lambda: [running.consumer for running in self.processes.alive()],
             status=self.status,
@@ -116,7 +117,7 @@ class InstancePool(BasePool):
         return Scaler(
             client=client,
             keys=self.keys,
-            models=self.models,
+            serving=self.serving,
             policy=Policy(
                 min=least,
                 max=self.limit,
@@ -179,7 +180,7 @@ class InstancePool(BasePool):
             **super()._get_info(),
             "max-concurrency": self.limit,
             "processes": pids(self.processes.alive()),
-            "models": list(self.models),
+            "models": list(self.serving.models),
             "instances": self._instances(),
             "devices": self.devices.readings(),
             **leasing.status(self.leasing),
@@ -197,7 +198,7 @@ class InstancePool(BasePool):
             "host": socket.gethostname(),
             "started_unix_s": self._began_unix_s,
             "state": "draining" if self._drain_deadline_s is not None else "running",
-            "models": list(self.models),
+            "models": list(self.serving.models),
             "wanted": self.wanted,
             **leasing.status(self.leasing),
             "answered_per_s": self._rates.look(instances, now_s=time.monotonic()),

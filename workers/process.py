@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from workers.hello import Hello, Lease
-from workers.orders import DRAIN
+from workers.orders import DRAIN, serve_line, stop_serving_line
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class InstanceProcess:
     popen: subprocess.Popen[bytes]
     report_fd: int
     began_s: float
+    #: The models it was told to serve.
+    models: tuple[str, ...]
     #: What it said last; empty until it spoke.
     said: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     said_at_s: float = 0.0
@@ -56,6 +58,11 @@ class InstanceProcess:
     def state(self) -> str:
         return str(self.said.get("state", "starting"))
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has loaded what it was told to serve, or said why it cannot."""
+        return set(self.said.get("models", ())) == set(self.models)
+
     def read(self) -> bool:
         """Take in what it reported; False when its end of the pipe is closed."""
         chunk = os.read(self.report_fd, 65536)
@@ -73,20 +80,34 @@ class InstanceProcess:
         else:
             self.tell(DRAIN)
 
-    def tell(self, order: str) -> None:
-        """Give it an order of `workers.orders`; one that is gone, or hears nothing, is not waited
-        for.
+    def serve(self, models: Iterable[str]) -> None:
+        """Tell it to load those of ``models`` that it does not serve."""
+        for model in models:
+            if model not in self.models and self.tell(serve_line(model)):
+                self.models = (*self.models, model)
+
+    def serve_none_but(self, models: Sequence[str]) -> None:
+        """Tell it to serve no other than ``models``."""
+        for model in self.models:
+            if model not in models and self.tell(stop_serving_line(model)):
+                self.models = tuple(name for name in self.models if name != model)
+
+    def tell(self, order: str) -> bool:
+        """Give it an order of `workers.orders`, and return whether it was given; one that is gone,
+        or hears nothing, is not waited for.
         """
         line = f"{order}\n".encode()
         if len(line) > select.PIPE_BUF:
             # It would not be written as a whole. No id of ours is so long.
-            return
+            return False
         try:
             assert self.popen.stdin is not None
             # Not through the buffer: a signal's handler may come in while another order is written.
             os.write(self.popen.stdin.fileno(), line)
         except OSError as error:
             logger.info("instance.deaf", extra={"pid": self.pid, "error": type(error).__name__})
+            return False
+        return True
 
     def kill(self, *, by_us: bool, because: str = "") -> None:
         """End it at once; ``by_us`` takes back the starts of what it ran."""
@@ -147,7 +168,11 @@ def start(
         log_level=log_level,
     )
     process = InstanceProcess(
-        consumer=consumer, popen=popen, report_fd=read_fd, began_s=time.monotonic()
+        consumer=consumer,
+        popen=popen,
+        report_fd=read_fd,
+        began_s=time.monotonic(),
+        models=tuple(models),
     )
     try:
         assert popen.stdin is not None

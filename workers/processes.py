@@ -27,6 +27,7 @@ from workers.instances.instance import Instance
 from workers.loading import retry_gap_s
 from workers.orders import terminate_line
 from workers.process import InstanceProcess
+from workers.serving import Serving
 from workers.slots import Slot, report
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Processes:
         self,
         *,
         node: str,
-        models: Sequence[str],
+        serving: Serving,
         instances: Sequence[Instance],
         lease_of: Callable[[Instance, float], Lease],
         threads: int,
@@ -77,7 +78,7 @@ class Processes:
         log_level: str,
         on_death: Callable[[Death], None],
     ) -> None:
-        self._node, self._models, self._threads = node, tuple(models), threads
+        self._node, self._serving, self._threads = node, serving, threads
         self._silent_limit_s = silent_limit_s
         self._log_level, self._on_death = log_level, on_death
         self._lease_of = lease_of
@@ -128,13 +129,29 @@ class Processes:
             node=self._node,
             slot=slot.number,
             number=slot.starts,
-            models=self._models,
+            models=self._serving.models,
             lease=self._lease_of(slot.instance, slot.leased_until_s),
             environ=slot.instance.environ(threads=self._threads),
             log_level=self._log_level,
         )
         self._selector.register(slot.process.report_fd, selectors.EVENT_READ, slot)
         logger.info("instance.started", extra={"slot": slot.number, "pid": slot.process.pid})
+
+    def _tell_models(self) -> None:
+        """Tell the instances what is served now: at once what is no more, and one after the other
+        what is new, so that the others serve while one loads. A load that ends its process ends no
+        second one.
+        """
+        models = self._serving.models
+        with self._lock:
+            running = [each for each in self.alive() if not each.told_to_drain]
+            for each in running:
+                each.serve_none_but(models)
+            if any(slot.failures for slot in self._slots):
+                return
+            behind = [each for each in running if set(each.models) != set(models)]
+            if behind and all(each.is_settled for each in running):
+                behind[0].serve(models)
 
     def _drain_late(self, slot: Slot) -> None:
         """Drain a process that was being started when the signal to end came."""
@@ -249,6 +266,7 @@ class Processes:
             self._hear(key.data)
         self._find_dead()
         self._start_missing()
+        self._tell_models()
         now_s = time.monotonic()
         if now_s - turned_s > _OWN_PAUSE_S:
             # We stood still ourselves (a frozen container, Ctrl-Z): what instances said

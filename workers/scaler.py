@@ -18,10 +18,11 @@ import redis
 
 from producer.contract import live, queues
 from producer.contract.counters import add_counters
-from producer.contract.names import Keys, queue_of
+from producer.contract.names import Keys
 from workers import autoscale
 from workers.autoscale import Policy, Seen
 from workers.processes import Processes
+from workers.serving import Serving
 from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
@@ -37,13 +38,13 @@ class Scaler(threading.Thread):
         *,
         client: redis.Redis,
         keys: Keys,
-        models: Sequence[str],
+        serving: Serving,
         policy: Policy,
         processes: Processes,
         share: Callable[[], int],
     ) -> None:
         super().__init__(name="scaler", daemon=True)
-        self._client, self._keys, self._models = client, keys, tuple(models)
+        self._client, self._keys, self._serving = client, keys, serving
         self._processes, self._share = processes, share
         self._stopping = threading.Event()
         self._looked = _Work(at_s=time.monotonic(), rows=0, jobs=0, busy_s=0.0)
@@ -83,7 +84,7 @@ class Scaler(threading.Thread):
         work = _work(self._processes.report(), now_s=time.monotonic())
         last, self._looked = self._looked, work
         try:
-            held = queues.count(self._client, self._keys, map(queue_of, self._models))
+            held = queues.count(self._client, self._keys, self._serving.queues)
             workers = self._workers()
         except redis.RedisError as error:
             logger.warning("scaler.blind", extra={"error": said(error)})
@@ -104,7 +105,8 @@ class Scaler(threading.Thread):
         """
         said = live.workers(self._client, self._keys, now_unix_s=time.time())
         served = (worker.get("models", []) for worker in said if not worker.get("waiting"))
-        return max(1, sum(not set(self._models).isdisjoint(models) for models in served))
+        ours = set(self._serving.models)
+        return max(1, sum(not ours.isdisjoint(models) for models in served))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

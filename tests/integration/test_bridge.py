@@ -295,9 +295,9 @@ def test_a_key_that_holds_no_list_is_left_alone_and_named(broker: redis.Redis) -
 def test_a_foreign_key_is_told_once(broker: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     broker.set(KEYS.lists(QUEUE)[0], "somebody's own", ex=60)
-    lists = Bridge(client=broker, keys=KEYS, queues=[QUEUE, "fleet.other"])
+    lists = Bridge(client=broker, keys=KEYS)
 
-    more = [lists.move() for _ in range(3)]
+    more = [lists.move([QUEUE, "fleet.other"]) for _ in range(3)]
 
     assert more == [False] * 3
     assert [record.message for record in caplog.records] == ["list.foreign"]

@@ -15,6 +15,7 @@ from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from workers.keeper import Keeper
 from workers.processes import Cause, Death
+from workers.serving import Serving
 
 pytestmark = pytest.mark.redis
 
@@ -37,7 +38,7 @@ def keeper(broker: redis.Redis, server: TestServer) -> Iterator[Keeper]:
             client=own,
             keys=KEYS,
             node="keeper@test",
-            models=["flooded", "quiet"],
+            serving=Serving(["flooded", "quiet"]),
             claim_ttl_s=CLAIM_TTL_S,
             consumers=lambda: ["alive"],
             status=dict,

@@ -69,14 +69,10 @@ class Fleet:
     )
 
     def __post_init__(self) -> None:
-        seconds, _ = self._time()
-        self.began_s = seconds
+        now: Any = self.broker.time()
+        self.began_s: int = now[0]
         #: The youngest age that a stream may still be given, for ids only grow.
         self._ages = dict.fromkeys(self.waiting, 1000)
-
-    def _time(self) -> tuple[int, int]:
-        now: Any = self.broker.time()
-        return now
 
     def add(self) -> None:
         """Add an entry that is older than all this test, so that ages differ by seconds."""

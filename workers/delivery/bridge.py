@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
@@ -56,16 +56,16 @@ def bridge(keys: Keys, queue: str, *, now_unix_s: float, at_most: int = _MESSAGE
 class Bridge:
     """Looks into the lists of some queues and moves what is there."""
 
-    def __init__(self, *, client: redis.Redis, keys: Keys, queues: Iterable[str]) -> None:
-        self._client, self._keys, self._queues = client, keys, tuple(queues)
+    def __init__(self, *, client: redis.Redis, keys: Keys) -> None:
+        self._client, self._keys = client, keys
         self._told: set[str] = set()
 
-    def move(self) -> bool:
-        """Move a bounded number of messages of each queue; returns whether more are left.
+    def move(self, queues: Sequence[str]) -> bool:
+        """Move a bounded number of messages of each of ``queues``; returns whether more are left.
 
         A look costs Redis a few microseconds, so it may be taken often.
         """
-        waiting = [queue for queue, found in zip(self._queues, self._look(), strict=True) if found]
+        waiting = [queue for queue, found in zip(queues, self._look(queues), strict=True) if found]
         now_unix_s = time.time()
         calls = [bridge(self._keys, queue, now_unix_s=now_unix_s) for queue in waiting]
         moved: list[Moved] = send(self._client, *calls) if calls else []
@@ -73,9 +73,9 @@ class Bridge:
             self._tell(each.foreign)
         return any(each.more for each in moved)
 
-    def _look(self) -> list[int]:
+    def _look(self, queues: Sequence[str]) -> list[int]:
         pipe = self._client.pipeline(transaction=False)
-        for queue in self._queues:
+        for queue in queues:
             pipe.exists(*self._keys.lists(queue))
         return pipe.execute()
 
