@@ -227,8 +227,6 @@ def test_the_password_of_the_broker_is_not_shown(inspect: Inspect) -> None:
         ("pool_restart", {}, "restart the worker"),
         ("rate_limit", {"task_name": "fleet.infer", "rate_limit": "1/s"}, "no rate"),
         ("time_limit", {"task_name": "fleet.infer", "hard": 1}, "batch_timeout_s"),
-        ("add_consumer", {"queue": "celery"}, "-Q"),
-        ("cancel_consumer", {"queue": "fleet.scripted"}, "-Q"),
         ("disable_events", {}, "events = false"),
     ],
     ids=lambda value: value if isinstance(value, str) and "_" in value else "",
