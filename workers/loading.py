@@ -11,6 +11,7 @@ from typing import Any
 from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
 from workers.engines.choice import choice
 from workers.engines.nvidia import open_nvidia
+from workers.engines.weights import largest_first
 from workers.hooks import load_hooks
 from workers.models import TENSORRT, ModelSpec, load_models
 from workers.plans.making import make_plans, workshop_of
@@ -135,11 +136,14 @@ class Loading:
             try:
                 runner.run_one_row()
             except OutOfMemory as error:
+                taken: dict[str, int] = {}
+                for each in (fresh, *self.runners.values()):
+                    taken |= each.weights_bytes
                 fresh.close()
                 raise EngineFailed(
                     f"one row of {name} no longer fits beside it in memory_limit_bytes "
-                    f"({fresh.spec.memory_limit_bytes}), which all models of this worker share: "
-                    f"{error}"
+                    f"({fresh.spec.memory_limit_bytes}), which all models of this worker share. "
+                    f"Their weights take {sum(taken.values())}, {largest_first(taken)}: {error}"
                 ) from error
 
     def _make_plans(self, spec: ModelSpec) -> None:

@@ -121,6 +121,16 @@ class ModelRunner:
         """Return how many engines were opened anew because memory broke them."""
         return self._engines.reopened
 
+    @property
+    def weights_bytes(self) -> dict[str, int]:
+        """Return what the weights of each engine take; where nobody measured it, its file."""
+        files = self.spec.engines
+        return {
+            f"{self.spec.name} in {precision}": self._engines[precision].weights_bytes
+            or (path.stat().st_size if (path := files[precision]) else 0)
+            for precision in self._engines
+        }
+
     def run_one_row(self) -> None:
         """Run the probe's row in each precision; OutOfMemory says that it no longer fits."""
         for precision in self._engines:

@@ -69,6 +69,8 @@ class Engine(abc.ABC):
     why_runtime: str = ""
     #: False: after ``OutOfMemory`` it is closed at once, and opened anew before its next run.
     usable_after_out_of_memory: bool = True
+    #: What its weights take, measured; None where the runtime does not say.
+    weights_bytes: int | None = None
     #: The kind of memory it lives in. What fits in one fits in others that are called the same.
     memory: str = "cpu"
 

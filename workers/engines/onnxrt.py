@@ -33,6 +33,7 @@ from workers.engines.base import Engine, EngineLost, EngineRefused
 from workers.engines.cuda import says_lost
 from workers.engines.nvidia import device_kind
 from workers.engines.out_of_memory import is_out_of_memory
+from workers.engines.weights import largest_first
 from workers.error_text import one_line
 from workers.models import (
     ONNXRUNTIME,
@@ -105,6 +106,7 @@ class OnnxRuntimeEngine(Engine):
         try:
             if limited:
                 _check_limit(spec, precision, self._session, threads=threads)
+                self.weights_bytes = _arenas.weights(spec)[_called(spec, precision)]
             if not self._on_cpu:
                 self.memory = device_kind()
             self.inputs = _tensors(spec, "input", self._session.get_inputs())
@@ -227,7 +229,8 @@ def weights_bytes(spec: ModelSpec, *, threads: int = 1) -> dict[str, int]:
 
 
 def _arena_key(spec: ModelSpec) -> tuple[Any, ...]:
-    whose = spec.memory_shared_by or spec.folder
+    # The models of a worker may change; their arena stays one.
+    whose = None if spec.memory_shared_by else spec.folder
     return (whose, spec.memory_limit_bytes, spec.memory_first_chunk_bytes)
 
 
@@ -323,11 +326,10 @@ def _limit_too_low(spec: ModelSpec, *, threads: int) -> ConfigError:
         whose = f"all models of this worker ({', '.join(spec.memory_shared_by)})"
     else:
         taken, whose = weights_bytes(spec, threads=threads), "all its engines"
-    largest = max(taken, key=lambda name: taken[name])
     return ConfigError(
         f"{spec.name}: memory_limit_bytes is {spec.memory_limit_bytes}, but the weights of {whose} "
-        f"take {sum(taken.values())}, most of it {largest} with {taken[largest]}; set it to that "
-        "and what a batch needs, or leave an engine or a model out."
+        f"take {sum(taken.values())}, {largest_first(taken)}; set it to that and what a batch "
+        "needs, or leave an engine or a model out."
     )
 
 

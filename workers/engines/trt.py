@@ -163,7 +163,7 @@ class TensorRtEngine(Engine):
 
     def _keep_within_limit(self) -> None:
         stat = self._gpu.trt.EngineStat.TOTAL_WEIGHTS_SIZE
-        weights = max(0, int(self._engine.get_engine_stat(stat)))
+        weights = self.weights_bytes = max(0, int(self._engine.get_engine_stat(stat)))
         self._gpu.budget.take(
             self._spec,
             self._precision,
