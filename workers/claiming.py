@@ -24,6 +24,10 @@ DOORBELL_S: Final = 0.5
 #: How long a wait may last before the loop shows that it lives.
 TICK_S: Final = 0.25
 
+#: The next batch is claimed so long before the running one should end, or earlier where it takes
+#: long to read: what comes until then need not wait for it.
+_AHEAD_BY_S: Final = 0.05
+
 #: A model that runs row by row claims as many rows at once as it answers in this time: a claim for
 #: each would cost more than the run, and more would be kept from other instances.
 _ROW_BY_ROW_S: Final = 0.1
@@ -46,6 +50,8 @@ class Claiming:
         #: Seconds that a batch, and a row, of each model take, smoothed.
         self._batch_s: dict[str, float] = {}
         self._row_s: dict[str, float] = {}
+        #: Seconds that it takes to claim and read a batch, smoothed.
+        self._read_s: float | None = None
         #: When the last batch of each model ended. Monotonic clock.
         self._turn_ended_s: dict[str, float] = {}
         #: How long we waited for work since this was set to 0.
@@ -72,6 +78,20 @@ class Claiming:
     def expects_end_within(self, model: str, limit_s: float) -> bool:
         """Return whether a batch of ``model`` should end so soon; nobody knows of the first."""
         return model in self._batch_s and self._batch_s[model] < limit_s
+
+    def learn_read(self, took_s: float) -> None:
+        """Take in how long it took to claim and read a batch."""
+        self._read_s = _smooth(self._read_s, took_s)
+
+    def claims_ahead_in_s(self, model: str) -> float:
+        """Return how long after a batch of ``model`` has begun the next one is to be claimed.
+
+        Hooks run beside the engine, and have as much time as there is.
+        """
+        hooks = (runner.hooks for runner in self._loading.runners.values())
+        if self._read_s is None or any(each and each.has_preprocess for each in hooks):
+            return 0.0
+        return max(0.0, self._batch_s[model] - max(_AHEAD_BY_S, 3 * self._read_s))
 
     def at_doorbell(self) -> tuple[Claimed, Sequence[Entry]] | None:
         """Wait for a new entry; returns it, and what came with it of other queues.

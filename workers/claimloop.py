@@ -227,7 +227,7 @@ class ClaimLoop:
         began_s = time.monotonic()
         running = self._engine.submit(run_engine, runner, prepared)
         self._events.flush()
-        self._beside(lambda: self._claim_ahead(batch, begun))
+        self._beside(lambda: self._claim_ahead(batch, begun, running))
         self._wait([running], batch, begun)
         outcomes = running.result()
         if runner.hooks and runner.hooks.has_postprocess:
@@ -311,18 +311,26 @@ class ClaimLoop:
             self._drop_ahead()
             _trouble(error)
 
-    def _claim_ahead(self, batch: Batch, begun: Begun) -> None:
+    def _claim_ahead(
+        self, batch: Batch, begun: Begun, running: concurrent.futures.Future[Any]
+    ) -> None:
         soon = self._claiming.expects_end_within(batch.model, _AHEAD_S)
         if begun.alone or not soon or self._must_change():
             # What was answered without a run waits for nobody.
             self._exchange()
             return
+        if (wait_s := self._claiming.claims_ahead_in_s(batch.model)) > 0:
+            self._exchange()
+            if concurrent.futures.wait([running], wait_s).done:
+                return
+        began_s = time.monotonic()
         wishes = self._claiming.wishes(running=batch.model)
         (claimed,) = self._exchange(self._ledger.claim(wishes, running=True))
         if claimed is None:
             return
         self._ahead_since_s = time.monotonic()
         ahead = self._ahead = InHand(batch=self._read(claimed))
+        self._claiming.learn_read(time.monotonic() - began_s)
         runner = self._loading.runners[ahead.batch.model]
         # A job whose earlier start has no outcome, or whose readers died, waits for its turn.
         if runner.hooks and runner.hooks.has_preprocess and claimed.closed is not Closed.ALONE:
