@@ -91,7 +91,7 @@ class Claiming:
         hooks = (runner.hooks for runner in self._loading.runners.values())
         if self._read_s is None or any(each and each.has_preprocess for each in hooks):
             return 0.0
-        return max(0.0, self._batch_s[model] - max(_AHEAD_BY_S, 3 * self._read_s))
+        return claim_ahead_in_s(batch_s=self._batch_s[model], read_s=self._read_s)
 
     def at_doorbell(self) -> tuple[Claimed, Sequence[Entry]] | None:
         """Wait for a new entry; returns it, and what came with it of other queues.
@@ -160,6 +160,13 @@ class Claiming:
     def _since_turn_s(self, model: str, now_s: float) -> float:
         ended_s = self._turn_ended_s.get(model)
         return NEVER_S if ended_s is None else now_s - ended_s
+
+
+def claim_ahead_in_s(*, batch_s: float, read_s: float) -> float:
+    """Return how long after the begin of a batch the next one is claimed, so that it is read when
+    that has taken ``batch_s``; ``read_s``: how long it takes to claim and read one.
+    """
+    return max(0.0, batch_s - max(_AHEAD_BY_S, 3 * read_s))
 
 
 def _smooth(before: float | None, now: float) -> float:

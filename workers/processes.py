@@ -147,7 +147,7 @@ class Processes:
             running = [each for each in self.alive() if not each.told_to_drain]
             for each in running:
                 each.serve_none_but(models)
-            if any(slot.failures for slot in self._slots):
+            if any(slot.is_failing for slot in self._slots):
                 return
             behind = [each for each in running if set(each.models) != set(models)]
             if behind and all(each.is_settled for each in running):

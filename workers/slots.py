@@ -32,6 +32,11 @@ class Slot:
     counters: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     loads: int = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last process died before it was ready, and none was since."""
+        return self.failures > 0 and not (self.process and self.process.was_ready)
+
 
 def _state(slot: Slot) -> str:
     """Return the state of a slot in the words of an instance, ``stopped`` for one that is not
