@@ -87,7 +87,6 @@ def test_a_flood_of_one_model_delays_another_by_two_of_its_batches_at_most(
         f"{JOBS} jobs of another: median {statistics.median(took_s) * 1000:.1f} ms, "
         f"p99 {p99_s * 1000:.1f} ms, limit {limit_s * 1000:.1f} ms; load {os.getloadavg()[0]:.1f}"
     )
-    print([round(each * 1000) for each, _ in answered])
     assert left > 0
     assert theirs_s >= 0.05
     assert p99_s < limit_s

@@ -83,6 +83,7 @@ def test_queues_on_the_command_line_win_over_the_settings(settings: WorkerSettin
 
     assert models_to_serve(None, some) == ("a", "b")
     assert models_to_serve(["fleet.c"], some) == ("c",)
+    assert models_to_serve(["fleet.c", "fleet.a"], some) == ("a", "c")
 
 
 @pytest.mark.parametrize("queues", [["celery"], ["fleet.a", "celery"]])
