@@ -2,60 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import os
 import uuid
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from celery.result import AsyncResult
 
 from producer.collecting import Strangers, as_completed
-from producer.contract.app import make_app
-from producer.contract.call import parse_call
 from producer.contract.cancel import cancel_command
-from producer.contract.names import Priority, shadow_of
+from producer.contract.errors import JobTimeout
+from producer.contract.names import Priority
 from producer.contract.patience import Patience
 from producer.contract.settings import Settings
-from producer.envelope import Submission
-from producer.inbox import Inbox
 from producer.job import Job
+from producer.mailroom import Mailroom, mailroom
+from producer.outbox import Outgoing
 from producer.replies import Reply
+from producer.sending import SEND_AT_ONCE, SEND_AT_ONCE_BYTES, Packed
 from producer.stand_in import stand_in
-from producer.tasks import Infer, priority_and_number, register
 
 __all__ = ["Client", "Job", "Reply"]
 
-#: submit_many sends this many jobs, or this many bytes, in one round trip.
-_SEND_AT_ONCE: Final = 128
-_SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
-
-
-def _let_go(inbox: Inbox, infer: Infer) -> None:
-    """Close what a client has open."""
-    inbox.stop()
-    infer.publisher.close()
-
-
-class _Packed(NamedTuple):
-    """A job and the Redis command that sends it."""
-
-    job: Job
-    command: list[Any]
-
 
 class Client:
-    """Sends jobs and receives their replies; threads may share one."""
+    """Sends jobs and receives their replies; threads and event loops may share one.
+
+    Those of one process that have the same settings share their threads and connections.
+    """
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.id = uuid.uuid4().hex
-        app = make_app(settings)
-        self._settings = app.settings
-        self._infer = register(app)
-        self._inbox = Inbox(app, self.id)
-        weakref.finalize(self, _let_go, self._inbox, self._infer)
+        self._settings = settings or Settings.from_env()
+        self._mailroom: Mailroom | None = mailroom(self._settings)
+        self._pid = os.getpid()
 
     def __enter__(self) -> Client:
         return self
@@ -64,9 +44,9 @@ class Client:
         self.close()
 
     @property
-    def lock(self) -> threading.Lock:
-        """Guards the outcomes of this client's jobs."""
-        return self._inbox.lock
+    def id(self) -> str:
+        """What workers tell its replies by; clients that share connections have the same."""
+        return self._room.inbox.id
 
     @property
     def reply_timeout_s(self) -> float:
@@ -76,11 +56,12 @@ class Client:
     def close(self) -> None:
         """Stop receiving. Who still waits for a reply gets JobTimeout now; the job is not stopped.
 
-        Nothing of the client is left in Redis a moment later: no connection and no channel. What
-        was answered and not read stays for ``result_ttl_s``.
+        Nothing of the process's last client is left in Redis a moment later: no connection and no
+        channel. What was answered and not read stays for ``result_ttl_s``.
         """
-        self._inbox.abandon()
-        self._infer.publisher.close()
+        room, self._mailroom = self._mailroom, None
+        if room is not None and self._pid == os.getpid():
+            room.inbox.abandon(self)
 
     def submit(
         self,
@@ -120,13 +101,29 @@ class Client:
     async def infer(
         self, model: str, inputs: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> Reply:
-        """Send one job and await its reply, without blocking the event loop.
+        """Send one job and await its reply; the event loop waits for nothing.
 
-        Raises what `submit` and `Job.reply` raise; ``timeout_s`` means the same as there.
+        Raises what `submit` and `Job.reply` raise; ``timeout_s`` is for sending and the reply
+        together. When it is over, or the task that awaits is cancelled, nobody can ask for the
+        reply any more: the job is cancelled as `cancel` does it, or not sent at all.
         """
         patience = Patience(timeout_s, self.reply_timeout_s)
-        job = await asyncio.to_thread(self.submit, model, inputs)
-        return await job.reply_within(patience)
+        outbox = self._room.outbox
+        outgoing = Outgoing(Job(str(uuid.uuid4()), self), model, inputs)
+        outbox.put(outgoing)
+        try:
+            return await outgoing.job.reply_within(patience)
+        except JobTimeout:
+            if outgoing.job.done:
+                raise
+            raise JobTimeout(
+                f"{model} gave no reply within {patience}; the job is cancelled. It waits, runs, or "
+                "is lost with a Redis that was emptied: `fleet queue` says what waits. Give it "
+                "longer: timeout_s=math.inf waits for ever."
+            ) from None
+        finally:
+            if not outgoing.job.done:
+                outbox.withdraw(outgoing)
 
     def cancel(self, job_id: str) -> None:
         """Ask that a job is not started; no worker has to run for that.
@@ -134,7 +131,7 @@ class Client:
         A job that waits ends with Cancelled when an instance comes to it; one that runs keeps its
         outcome, and is not tried again should its process die.
         """
-        publisher = self._infer.publisher
+        publisher = self._room.publisher
         publisher.send(cancel_command(publisher.keys, [job_id]))
 
     def as_completed(
@@ -146,10 +143,19 @@ class Client:
         reply for FLEET_REPLY_TIMEOUT_S. ``math.inf`` waits for ever.
         """
         here = stand_in()
-        results = self._inbox.results if here is None else here.results
+        results = self._room.inbox.results if here is None else here.results
         strangers = Strangers(results, lambda job_id: Job(job_id, self))
         patience = Patience(timeout_s, self.reply_timeout_s)
         yield from as_completed(jobs, strangers, patience)
+
+    @property
+    def _room(self) -> Mailroom:
+        """The mailroom of this process, which may be forked from the one that made this client."""
+        if self._mailroom is None:
+            raise RuntimeError("This Client is closed: nobody would receive the replies.")
+        if self._pid != os.getpid():
+            self._mailroom, self._pid = mailroom(self._settings), os.getpid()
+        return self._mailroom
 
     def _submit(
         self,
@@ -160,10 +166,17 @@ class Client:
         priority: str,
         expires_s: float | None,
     ) -> list[Job]:
+        room = self._room
         accepted: list[Job] = []
         try:
-            for part in self._parts(model, many, ids, priority=priority, expires_s=expires_s):
-                self._send(part, accepted)
+            for part in self._parts(room, model, many, ids, priority=priority, expires_s=expires_s):
+                room.inbox.expect([packed.job for packed in part])
+                replies = room.sending.send(part)
+                pairs = list(zip(part, replies, strict=True))
+                refusals = [reply for reply in replies if isinstance(reply, Exception)]
+                accepted += [p.job for p, reply in pairs if not isinstance(reply, Exception)]
+                if refusals:
+                    raise refusals[0]
         except Exception as error:
             error.jobs = accepted  # type: ignore[attr-defined]
             raise
@@ -171,59 +184,36 @@ class Client:
 
     def _parts(
         self,
+        room: Mailroom,
         model: str,
         many: Iterable[Mapping[str, Any]],
         ids: Iterable[str] | None,
         *,
         priority: str,
         expires_s: float | None,
-    ) -> Iterator[list[_Packed]]:
+    ) -> Iterator[list[Packed]]:
         """Yield the jobs, packed, in parts that are sent in one round trip each."""
-        named, number = priority_and_number(priority)
-        part: list[_Packed] = []
+        part: list[Packed] = []
         size_bytes = 0
         pairs = zip(many, repeat(None)) if ids is None else zip(many, ids, strict=True)
         for count, (inputs, job_id) in enumerate(pairs):
-            call = parse_call((model, inputs), {})
             if not count:
-                self._infer.check(call)
-            job = self._awaited(job_id) or Job(job_id or str(uuid.uuid4()), self)
-            command = self._infer.command(
-                Submission(
-                    id=job.id,
-                    args=(model, inputs),
-                    kwargs={},
-                    call=call,
-                    priority=named,
-                    priority_number=number,
-                    expires_s=expires_s,
-                    shadow=shadow_of(model),
-                    headers={"fleet_reply_to": self.id},
-                )
-            )
-            part.append(_Packed(job, command))
-            size_bytes += len(command[-1])
-            if len(part) >= _SEND_AT_ONCE or size_bytes >= _SEND_AT_ONCE_BYTES:
+                room.sending.check(model, inputs)
+            job = self._job(room, job_id)
+            packed = room.sending.pack(job, model, inputs, priority=priority, expires_s=expires_s)
+            part.append(packed)
+            size_bytes += packed.size_bytes
+            if len(part) >= SEND_AT_ONCE or size_bytes >= SEND_AT_ONCE_BYTES:
                 yield part
                 part, size_bytes = [], 0
         if part:
             yield part
 
-    def _awaited(self, job_id: str | None) -> Job | None:
-        """Return the job of this id that was sent before and still waits."""
-        job = self._inbox.awaited(job_id) if job_id else None
-        return job if isinstance(job, Job) else None
-
-    def _send(self, part: list[_Packed], accepted: list[Job]) -> None:
-        """Send a part, and add to ``accepted`` what Redis took of it."""
-        self._infer.publisher.admit()
-        self._inbox.expect([packed.job for packed in part])
-        replies = self._infer.publisher.replies([packed.command for packed in part])
-        refusals = [reply for reply in replies if isinstance(reply, Exception)]
-        accepted += [
-            packed.job
-            for packed, reply in zip(part, replies, strict=True)
-            if not isinstance(reply, Exception)
-        ]
-        if refusals:
-            raise refusals[0]
+    def _job(self, room: Mailroom, job_id: str | None) -> Job:
+        """Return the job of this id that was sent before and still waits, or a new one."""
+        waiting = room.inbox.awaited(job_id) if job_id else None
+        if isinstance(waiting, Job):
+            # Who sent it last is who can close it.
+            waiting.sender = self
+            return waiting
+        return Job(job_id or str(uuid.uuid4()), self)

@@ -1,4 +1,4 @@
-"""Where the replies of one Client arrive: a thread that is told of them, and looks beside it.
+"""Where replies arrive: a thread that is told of them, and looks beside it.
 
 It reads results in batches, hands each to the job that waits for it, deletes what was read and
 leaves a fence, so that the same job id is not run again. A job that meets the fence of an earlier
@@ -8,7 +8,6 @@ one of its id has no reply to wait for, and is told so.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -58,6 +57,9 @@ class Awaited(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def sender(self) -> object: ...
 
     @property
     def awaited_since_s(self) -> float:
@@ -155,37 +157,26 @@ class Results:
 
 
 class Inbox:
-    """Settles the jobs of one Client. The thread starts with the first of them."""
+    """Settles jobs. The thread starts with the first of them."""
 
-    def __init__(self, app: FleetApp, client_id: str) -> None:
+    def __init__(self, app: FleetApp, inbox_id: str) -> None:
+        #: Names the channel on which workers tell of replies.
+        self.id = inbox_id
         self.results = Results(app)
-        self._channel = Keys(prefix=app.settings.prefix).replies(client_id).encode()
-        self._reset()
-
-    def _reset(self) -> None:
-        """Begin anew: a forked child has neither the thread nor the parent's jobs."""
-        self._pid = os.getpid()
+        self._channel = Keys(prefix=app.settings.prefix).replies(inbox_id).encode()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         #: Jobs that nobody holds any more need no reply.
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
-
-    @property
-    def lock(self) -> threading.Lock:
-        """Guards the outcomes of the jobs of this process."""
-        if self._pid != os.getpid():
-            self._reset()
-        return self._lock
+        self._disowned = _Disowned(app.settings.result_ttl_s)
 
     def expect(self, jobs: Iterable[Awaited]) -> None:
         """Wait for the results of ``jobs``; call it before they are sent."""
-        with self.lock:
-            if self._stopping.is_set():
-                raise RuntimeError("This Client is closed: nobody would receive the replies.")
-            if (here := stand_in()) is not None:
-                here.expect(jobs)
-                return
+        if (here := stand_in()) is not None:
+            here.expect(jobs)
+            return
+        with self._lock:
             for job in jobs:
                 self._awaited[job.id] = job
             if self._thread is None:
@@ -196,19 +187,27 @@ class Inbox:
         """Return the job of this id that waits here."""
         return self._awaited.get(job_id)
 
+    def dismiss(self, job_id: str) -> None:
+        """Wait for this job no longer."""
+        self._awaited.pop(job_id, None)
+
+    def disown(self, job_id: str) -> None:
+        """Delete the result of a job when it comes: nobody can ask for it."""
+        self._disowned.add(job_id)
+
     def stop(self) -> None:
         """End the thread, and close the connections within a moment."""
         self._stopping.set()
         if self._thread is None:
             self.results.close()
 
-    def abandon(self) -> None:
-        """Stop; whoever still waits is told that no reply will come."""
-        self.stop()
-        with self.lock:
-            waiting = list(self._awaited.values())
-            self._awaited.clear()
-        for job in waiting:
+    def abandon(self, sender: object) -> None:
+        """Tell whoever waits for a reply to ``sender`` that none will come."""
+        self._abandon([job for job in self._waiting() if job.sender is sender])
+
+    def _abandon(self, jobs: Iterable[Awaited]) -> None:
+        for job in jobs:
+            self.dismiss(job.id)
             job.settle(
                 JobTimeout(
                     f"The Client was closed before the reply to job {job.id} came. The job is not "
@@ -237,6 +236,14 @@ class Inbox:
         finally:
             subscription.close()
             self.results.close()
+            # Of Clients that were closed while a thread of theirs was sending.
+            self._abandon(self._waiting())
+
+    def _waiting(self) -> list[Awaited]:
+        """Return the jobs that wait; quickly, because the lock is asked for by event loops."""
+        with self._lock:
+            references = self._awaited.valuerefs()
+        return [job for each in references if (job := each()) is not None]
 
     def _turn(self, subscription: Subscription, looks: _Looks) -> None:
         """Wait a moment for news, settle what they are about, and look for more when it is time."""
@@ -246,7 +253,7 @@ class Inbox:
         # carry over. Read all.
         if told is None:
             looks.want(at_once=True)
-        elif self._settle(told) < len(told):
+        elif self._settle(told) + self._forget_disowned(told) < len(told):
             looks.want()
         if looks.due:
             began_s = time.monotonic()
@@ -255,10 +262,16 @@ class Inbox:
 
     def _look(self, now_s: float) -> None:
         """Read the results of all that wait, and the fences of those that wait for long."""
-        with self.lock:
-            waiting = [(job.id, job.awaited_since_s) for job in self._awaited.values()]
+        waiting = [(job.id, job.awaited_since_s) for job in self._waiting()]
         overdue = {job_id for job_id, since_s in waiting if now_s - since_s >= FENCE_AFTER_S}
         self._settle([job_id for job_id, _ in waiting], overdue=overdue)
+
+    def _forget_disowned(self, job_ids: Iterable[str]) -> int:
+        """Delete the results of those of ``job_ids`` that nobody can ask for; returns how many."""
+        disowned = self._disowned.taken_from(job_ids)
+        if disowned:
+            self.results.forget(disowned)
+        return len(disowned)
 
     def _settle(self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()) -> int:
         """Settle those of ``job_ids`` whose outcome is there; returns how many."""
@@ -277,6 +290,30 @@ class Inbox:
             if read:
                 self.results.forget(read)
         return settled
+
+
+class _Disowned:
+    """Ids of jobs whose results nobody can ask for, as long as a result would be kept."""
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        #: When each was added, in monotonic time; the oldest first.
+        self._added_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, job_id: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._added_s[job_id] = now
+            while (oldest := next(iter(self._added_s))) != job_id:
+                if now - self._added_s[oldest] <= self._kept_s:
+                    break
+                del self._added_s[oldest]
+
+    def taken_from(self, job_ids: Iterable[str]) -> list[str]:
+        """Return those of ``job_ids`` that are here, and are not here any more."""
+        with self._lock:
+            return [job_id for job_id in job_ids if self._added_s.pop(job_id, None) is not None]
 
 
 class _Looks:

@@ -26,11 +26,6 @@ class Sender(Protocol):
         """How long a reply is waited for where the caller does not say."""
         ...
 
-    @property
-    def lock(self) -> threading.Lock:
-        """Guards the outcomes of its jobs."""
-        ...
-
     def cancel(self, job_id: str) -> None: ...
 
 
@@ -41,8 +36,9 @@ class Job:
         self.id = job_id
         #: When it was made, in monotonic time.
         self.awaited_since_s = time.monotonic()
-        self._sender = sender
+        self.sender = sender
         self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._outcome: Outcome | None = None
         self._on_done: list[Callable[[Job], object]] = []
 
@@ -87,7 +83,7 @@ class Job:
 
     def cancel(self) -> None:
         """Ask that the job is not started; see ``Client.cancel``."""
-        self._sender.cancel(self.id)
+        self.sender.cancel(self.id)
 
     def when_done(self, call: Callable[[Job], object]) -> None:
         """Call ``call(job)`` when the outcome is here: now, or later in the inbox's thread.
@@ -95,8 +91,10 @@ class Job:
         What it raises later is logged.
         """
         if self._pid != os.getpid():
+            # Of the parent's, which may have been locked when it forked.
+            self._pid, self._lock = os.getpid(), threading.Lock()
             self.settle(_of_another_process(self))
-        with self._sender.lock:
+        with self._lock:
             if self._outcome is None:
                 self._on_done.append(call)
                 return
@@ -104,13 +102,13 @@ class Job:
 
     def no_longer(self, call: Callable[[Job], object]) -> None:
         """Take back one `when_done` of ``call``."""
-        with self._sender.lock, contextlib.suppress(ValueError):
+        with self._lock, contextlib.suppress(ValueError):
             self._on_done.remove(call)
 
     def settle(self, meta: dict[str, Any] | BaseException) -> None:
         """Take the decoded result, or why there is none. The first outcome stays."""
         outcome = outcome_of(meta) if isinstance(meta, dict) else meta
-        with self._sender.lock:
+        with self._lock:
             if self._outcome is not None:
                 return
             self._outcome = outcome
@@ -131,7 +129,7 @@ class Job:
             self.no_longer(call)
 
     def _patience(self, timeout_s: float | None) -> Patience:
-        return Patience(timeout_s, self._sender.reply_timeout_s)
+        return Patience(timeout_s, self.sender.reply_timeout_s)
 
     def _result(self, patience: Patience) -> Reply:
         if self._outcome is None:

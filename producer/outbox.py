@@ -1,0 +1,131 @@
+"""Where coroutines put jobs: a thread sends them, so that no event loop waits for Redis.
+
+It sends all that wait in one round trip. So a slow Redis delays each by one or two of its answers,
+however many there are, and the loop's own threads stay free for others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from producer.contract.cancel import cancel_command
+from producer.inbox import Inbox
+from producer.job import Job
+from producer.publisher import Publisher
+from producer.sending import SEND_AT_ONCE, SEND_AT_ONCE_BYTES, Packed, Sending
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Outgoing:
+    """A job that is to be sent, as long as somebody waits for it."""
+
+    job: Job
+    model: str
+    inputs: Mapping[str, Any]
+    #: Set by who waits; once it is off it stays off.
+    wanted: bool = True
+    #: Set by the thread: the job may be in Redis.
+    sent: bool = False
+
+
+class Outbox:
+    """Sends the jobs of coroutines. The thread starts with the first of them."""
+
+    def __init__(self, sending: Sending, inbox: Inbox, publisher: Publisher) -> None:
+        self._sending, self._inbox, self._publisher = sending, inbox, publisher
+        # Its put() may be called anywhere, also by a finalizer in the middle of another put().
+        self._waiting: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Have a job sent; its outcome is also that it could not be."""
+        self._inbox.expect([outgoing.job])
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fleet-outbox", daemon=True)
+                self._thread.start()
+        self._waiting.put(outgoing)
+
+    def withdraw(self, outgoing: Outgoing) -> None:
+        """Note that nobody can ask for the reply any more.
+
+        A job that waits here is not sent. One that was sent is cancelled, and its result deleted
+        when it comes.
+        """
+        outgoing.wanted = False
+        self._inbox.dismiss(outgoing.job.id)
+        if outgoing.sent:
+            self._inbox.disown(outgoing.job.id)
+        self._waiting.put(outgoing)
+
+    def stop(self) -> None:
+        """End the thread, once it has done what was asked before."""
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while self._turn():
+            pass
+        self._publisher.close()
+
+    def _turn(self) -> bool:
+        """Do what is to be done next, or wait for it; nothing is held afterwards."""
+        part: list[Packed] = []
+        withdrawn: list[str] = []
+        size_bytes, wait, go_on = 0, True, True
+        while len(part) < SEND_AT_ONCE and size_bytes < SEND_AT_ONCE_BYTES:
+            try:
+                outgoing = self._waiting.get(wait)
+            except queue.Empty:
+                break
+            wait = False
+            if outgoing is None:
+                go_on = False
+                break
+            if not outgoing.wanted and outgoing.sent:
+                withdrawn.append(outgoing.job.id)
+            elif (packed := self._packed(outgoing)) is not None:
+                part.append(packed)
+                size_bytes += packed.size_bytes
+        if part:
+            self._send(part)
+        if withdrawn:
+            self._cancel(withdrawn)
+        return go_on
+
+    def _packed(self, outgoing: Outgoing) -> Packed | None:
+        """Pack a job; None when it is not to be sent. An error is its outcome."""
+        # In this order: whoever withdraws it now knows whether it has to be cancelled.
+        outgoing.sent = True
+        if not outgoing.wanted or outgoing.job.done:
+            outgoing.sent = False
+            return None
+        try:
+            self._sending.check(outgoing.model, outgoing.inputs)
+            return self._sending.pack(outgoing.job, outgoing.model, outgoing.inputs)
+        except Exception as error:  # noqa: BLE001  it is told to whoever awaits the job
+            outgoing.sent = False
+            outgoing.job.settle(error)
+            return None
+
+    def _send(self, part: list[Packed]) -> None:
+        try:
+            replies = self._sending.send(part)
+        except Exception as error:  # noqa: BLE001  it is told to whoever awaits the jobs
+            replies = [error] * len(part)
+        for packed, reply in zip(part, replies, strict=True):
+            if isinstance(reply, Exception):
+                packed.job.settle(reply)
+
+    def _cancel(self, job_ids: list[str]) -> None:
+        try:
+            self._publisher.send(cancel_command(self._publisher.keys, job_ids))
+        except Exception as error:  # noqa: BLE001  then the jobs run for nobody
+            logger.info("outbox.not_cancelled", extra={"error": type(error).__name__})

@@ -1,0 +1,71 @@
+"""Jobs on their way out: packed into Redis commands, many of them sent in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from producer.contract.call import parse_call
+from producer.contract.names import Priority, shadow_of
+from producer.envelope import Submission
+from producer.job import Job
+from producer.tasks import Infer, priority_and_number
+
+#: One round trip takes this many jobs, or this many bytes.
+SEND_AT_ONCE: Final = 128
+SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+
+
+class Packed(NamedTuple):
+    """A job and the Redis command that sends it."""
+
+    job: Job
+    command: list[Any]
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.command[-1])
+
+
+class Sending:
+    """Sends jobs whose replies are told on one channel."""
+
+    def __init__(self, infer: Infer, reply_to: str) -> None:
+        self._infer, self._reply_to = infer, reply_to
+
+    def check(self, model: str, inputs: Mapping[str, Any]) -> None:
+        """Raise what speaks against a job before it is packed; may ask Redis which models are."""
+        self._infer.check(parse_call((model, inputs), {}))
+
+    def pack(
+        self,
+        job: Job,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        priority: str = Priority.NORMAL,
+        expires_s: float | None = None,
+    ) -> Packed:
+        named, number = priority_and_number(priority)
+        command = self._infer.command(
+            Submission(
+                id=job.id,
+                args=(model, inputs),
+                kwargs={},
+                call=parse_call((model, inputs), {}),
+                priority=named,
+                priority_number=number,
+                expires_s=expires_s,
+                shadow=shadow_of(model),
+                headers={"fleet_reply_to": self._reply_to},
+            )
+        )
+        return Packed(job, command)
+
+    def send(self, part: Sequence[Packed]) -> list[Any]:
+        """Send ``part`` in one round trip; where a job was refused stands the error.
+
+        Raises when nothing was accepted, or nobody knows what was.
+        """
+        self._infer.publisher.admit()
+        return self._infer.publisher.replies([packed.command for packed in part])
