@@ -108,22 +108,23 @@ class Client:
         reply any more: the job is cancelled as `cancel` does it, or not sent at all.
         """
         patience = Patience(timeout_s, self.reply_timeout_s)
-        outbox = self._room.outbox
+        # Held until the end: it closes when nobody holds it.
+        room = self._room
         outgoing = Outgoing(Job(str(uuid.uuid4()), self), model, inputs)
-        outbox.put(outgoing)
+        room.outbox.put(outgoing)
         try:
             return await outgoing.job.reply_within(patience)
         except JobTimeout:
             if outgoing.job.done:
                 raise
             raise JobTimeout(
-                f"{model} gave no reply within {patience}; the job is cancelled. It waits, runs, or "
-                "is lost with a Redis that was emptied: `fleet queue` says what waits. Give it "
+                f"{model} gave no reply within {patience}; the job is cancelled. It waits, runs, "
+                "or is lost with a Redis that was emptied: `fleet queue` says what waits. Give it "
                 "longer: timeout_s=math.inf waits for ever."
             ) from None
         finally:
             if not outgoing.job.done:
-                outbox.withdraw(outgoing)
+                room.outbox.withdraw(outgoing)
 
     def cancel(self, job_id: str) -> None:
         """Ask that a job is not started; no worker has to run for that.
