@@ -10,8 +10,10 @@ import dataclasses
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from kombu.exceptions import OperationalError
 
 from producer.contract.cancel import cancel_command
 from producer.inbox import Inbox
@@ -76,53 +78,65 @@ class Outbox:
         self._publisher.close()
 
     def _turn(self) -> bool:
-        """Do what is to be done next, or wait for it; nothing is held afterwards."""
-        part: list[Packed] = []
-        withdrawn: list[str] = []
-        size_bytes, wait, go_on = 0, True, True
-        while len(part) < SEND_AT_ONCE and size_bytes < SEND_AT_ONCE_BYTES:
+        """Do all that is to be done, or wait for something; nothing is held afterwards."""
+        taken = [self._waiting.get()]
+        while taken[-1] is not None:
             try:
-                outgoing = self._waiting.get(wait)
+                taken.append(self._waiting.get_nowait())
             except queue.Empty:
                 break
-            wait = False
-            if outgoing is None:
-                go_on = False
-                break
-            if not outgoing.wanted and outgoing.sent:
-                withdrawn.append(outgoing.job.id)
-            elif (packed := self._packed(outgoing)) is not None:
-                part.append(packed)
-                size_bytes += packed.size_bytes
-        if part:
-            self._send(part)
+        todo = [outgoing for outgoing in taken if outgoing is not None]
+        # Withdrawn after they were sent: they come a second time.
+        withdrawn = [each for each in todo if each.sent and not each.wanted]
+        self._send([each for each in todo if not each.sent])
         if withdrawn:
-            self._cancel(withdrawn)
-        return go_on
+            self._cancel([each.job.id for each in withdrawn])
+        return len(todo) == len(taken)
+
+    def _send(self, todo: list[Outgoing]) -> None:
+        """Send jobs; an error is an outcome. When Redis is away, all that are left are told so."""
+        told: set[str] = set()
+        try:
+            for part in self._parts(todo):
+                replies = self._sending.send(part)
+                for packed, reply in zip(part, replies, strict=True):
+                    told.add(packed.job.id)
+                    if isinstance(reply, Exception):
+                        packed.job.settle(reply)
+        except Exception as error:  # noqa: BLE001  it is told to whoever awaits the jobs
+            for outgoing in todo:
+                if outgoing.job.id not in told:
+                    outgoing.job.settle(error)
+
+    def _parts(self, todo: list[Outgoing]) -> Iterator[list[Packed]]:
+        """Yield the jobs that are still wanted, packed, in parts for one round trip each."""
+        part: list[Packed] = []
+        size_bytes = 0
+        for outgoing in todo:
+            # In this order: whoever withdraws it now knows whether it has to be cancelled.
+            outgoing.sent = True
+            outgoing.sent = outgoing.wanted and not outgoing.job.done
+            packed = self._packed(outgoing) if outgoing.sent else None
+            if packed is None:
+                continue
+            part.append(packed)
+            size_bytes += packed.size_bytes
+            if len(part) >= SEND_AT_ONCE or size_bytes >= SEND_AT_ONCE_BYTES:
+                yield part
+                part, size_bytes = [], 0
+        if part:
+            yield part
 
     def _packed(self, outgoing: Outgoing) -> Packed | None:
-        """Pack a job; None when it is not to be sent. An error is its outcome."""
-        # In this order: whoever withdraws it now knows whether it has to be cancelled.
-        outgoing.sent = True
-        if not outgoing.wanted or outgoing.job.done:
-            outgoing.sent = False
-            return None
+        """Pack a job; None when it is at fault, which is its outcome."""
         try:
             self._sending.check(outgoing.model, outgoing.inputs)
             return self._sending.pack(outgoing.job, outgoing.model, outgoing.inputs)
+        except OperationalError:
+            raise
         except Exception as error:  # noqa: BLE001  it is told to whoever awaits the job
-            outgoing.sent = False
             outgoing.job.settle(error)
             return None
-
-    def _send(self, part: list[Packed]) -> None:
-        try:
-            replies = self._sending.send(part)
-        except Exception as error:  # noqa: BLE001  it is told to whoever awaits the jobs
-            replies = [error] * len(part)
-        for packed, reply in zip(part, replies, strict=True):
-            if isinstance(reply, Exception):
-                packed.job.settle(reply)
 
     def _cancel(self, job_ids: list[str]) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import gc
 import os
 import threading
@@ -284,6 +285,29 @@ def test_a_broker_that_is_away_is_told_to_each(server: TestServer, client: Any) 
 
     with Client(Settings(broker_url="redis://127.0.0.1:1/0")) as fleet:
         assert {type(each) for each in asyncio.run(ask(fleet))} == {OperationalError}
+
+
+def test_two_hundred_do_not_wait_one_after_the_other_for_a_redis_that_does_not_answer(
+    settings: Settings, server: TestServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.publisher._ANSWER_S", 0.5)
+
+    async def ask(fleet: Client) -> list[Any]:
+        calls = (fleet.infer("digits", {"i": 1}) for _ in range(200))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    with Client(dataclasses.replace(settings, result_ttl_s=3601)) as fleet:
+        server.freeze()
+        try:
+            began_s = time.monotonic()
+            ended = asyncio.run(ask(fleet))
+            took_s = time.monotonic() - began_s
+        finally:
+            server.thaw()
+
+    assert {type(each) for each in ended} == {OperationalError}
+    # Two answers: the first of them may have gone out alone.
+    assert took_s < 3
 
 
 def test_a_loop_that_is_closed_while_a_job_is_awaited_hinders_nobody(
