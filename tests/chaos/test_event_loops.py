@@ -26,7 +26,7 @@ from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 MODEL = "scripted"
 BATCH_S = 0.1

@@ -154,7 +154,7 @@ def test_the_threads_of_the_loop_are_left_to_others(fleet: Client, worker: Worke
 
 
 def test_large_and_many_jobs_go_out_in_parts(fleet: Client, worker: Worker, client: Any) -> None:
-    large = np.ones((3, 1024, 1024), np.float32)
+    large = np.ones((5, 1024, 256), np.float32)
 
     async def ask() -> None:
         await asyncio.gather(
