@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 from producer.contract.errors import JobTimeout
 from producer.contract.patience import Patience
-from producer.inbox import FENCE_AFTER_S, Results
+from producer.inbox import FENCE_AFTER_S, Found, Results
 from producer.job import Job
 
 logger = logging.getLogger(__name__)
@@ -47,15 +47,13 @@ class Strangers:
     def look(self) -> list[Job]:
         """Read the results that are there; return their jobs, which are no strangers any more."""
         found: list[Job] = []
-        read: list[str] = []
+        read: list[Found] = []
         try:
-            for job_id, meta, stored in self._results.read(
-                list(self._originals), overdue=self._overdue()
-            ):
-                found.append(self._settled(job_id, meta))
-                if stored and isinstance(self._originals[job_id], str):
-                    read.append(job_id)
-                del self._originals[job_id]
+            for each in self._results.read(list(self._originals), overdue=self._overdue()):
+                found.append(self._settled(each.job_id, each.meta))
+                if each.stored and isinstance(self._originals[each.job_id], str):
+                    read.append(each)
+                del self._originals[each.job_id]
             self.look_s = _LOOK_FIRST_S if found else min(_LOOK_LAST_S, self.look_s * 1.5)
             self._results.forget(read)
         except redis.AuthenticationError:

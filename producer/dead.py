@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import redis
 
+from producer.contract.blobs import Named
 from producer.contract.errors import BadMessage
 from producer.contract.message import from_fields
 from producer.contract.names import Field, Keys, model_of
@@ -41,6 +42,8 @@ class DeadLetter:
     sizes_bytes: Mapping[str, int]
     #: The entry's envelope, still packed: who sent it, and what its arguments looked like.
     envelope: bytes = dataclasses.field(repr=False)
+    #: The large arrays of its job, which are kept for `blob_ttl_s` from its burial on.
+    named: Named = dataclasses.field(default_factory=Named)
 
     @property
     def name(self) -> str:
@@ -52,9 +55,10 @@ class DeadLetter:
         shown = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name != "envelope"
+            if field.name not in ("envelope", "named")
         }
-        return {**shown, "model": model_of(self.queue), **self._sender()}
+        large = {"large_arrays_bytes": self.named.nbytes}
+        return {**shown, **large, "model": model_of(self.queue), **self._sender()}
 
     def _sender(self) -> dict[str, Any]:
         """Return what the envelope says of who sent the job and what its arguments looked like."""
@@ -113,4 +117,5 @@ def _letter(
             for name, size in zip(sizes[::2], sizes[1::2], strict=True)
         },
         envelope=envelope,
+        named=Named.read(fields.get(b"blobs", b"")),
     )

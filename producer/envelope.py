@@ -13,9 +13,10 @@ from celery import Celery
 from celery.utils.nodenames import anon_nodename
 
 from producer.contract import wire
+from producer.contract.blobs import Blobs
 from producer.contract.call import Call, rows_of, shapes_of
 from producer.contract.message import Message, to_fields
-from producer.contract.names import INFER_TASK, Keys, Priority, queue_of
+from producer.contract.names import INFER_TASK, Priority, queue_of
 from producer.transport import check_size
 
 #: What follows the arguments in a body when nothing is to be called afterwards.
@@ -58,10 +59,12 @@ def fleet_headers(call: Call, priority: Priority, headers: Mapping[str, Any]) ->
     }
 
 
-def publish_command(app: Celery, job: Submission, *, keys: Keys, max_body_bytes: int) -> list[Any]:
-    """Return the Redis command that sends ``job``."""
-    body = wire.dumps((job.args, job.kwargs, _NO_CALLBACKS))
-    check_size(len(body), max_body_bytes)
+def publish_commands(
+    app: Celery, job: Submission, *, blobs: Blobs, max_body_bytes: int
+) -> list[Sequence[Any]]:
+    """Return the Redis commands that send ``job``, the one that does so last."""
+    spilled = blobs.pack((job.args, job.kwargs, _NO_CALLBACKS))
+    check_size(spilled.nbytes, max_body_bytes)
     headers = _headers(job)
     queue = queue_of(job.call.model or "")
     fields = to_fields(
@@ -70,15 +73,16 @@ def publish_command(app: Celery, job: Submission, *, keys: Keys, max_body_bytes:
             properties=_properties(job, queue=queue, reply_to=app.thread_oid),
             content_type=wire.CONTENT_TYPE,
             content_encoding=wire.CONTENT_ENCODING,
-            body=body,
+            body=spilled.body,
         ),
         job_id=job.id,
         rows=headers["fleet_rows"],
+        blobs=str(spilled.named),
     )
-    command: list[Any] = ["XADD", keys.stream(queue, job.priority), "*"]
+    command: list[Any] = ["XADD", blobs.keys.stream(queue, job.priority), "*"]
     for pair in fields.items():
         command.extend(pair)
-    return command
+    return blobs.commands(spilled, command, ttl_s=blobs.input_ttl_s(expires_in_s=job.expires_s))
 
 
 def _headers(job: Submission) -> dict[str, Any]:

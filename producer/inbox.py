@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import redis
 
 from producer.contract.app import FleetApp
+from producer.contract.blobs import Named, named_in
 from producer.contract.errors import BadMessage, JobTimeout
 from producer.contract.names import Keys
 from producer.contract.settings import reading_options, redis_client
@@ -79,6 +80,8 @@ class Found(NamedTuple):
     meta: dict[str, Any] | BaseException
     #: Whether there is a result to be forgotten.
     stored: bool
+    #: Its large arrays.
+    named: tuple[Named, ...] = ()
 
 
 class Results:
@@ -105,7 +108,7 @@ class Results:
             for job_id, payload in zip(chunk, payloads, strict=True):
                 meta = self._decoded(payload) if payload is not None else None
                 if meta is not None:
-                    yield Found(job_id, meta, stored=True)
+                    yield Found(job_id, meta, stored=True, named=named_in(payload))
                 elif payload is None and job_id in fenced:
                     yield Found(job_id, answered_before(job_id), stored=False)
 
@@ -127,24 +130,46 @@ class Results:
     def _decoded(self, payload: bytes) -> dict[str, Any] | BaseException | None:
         try:
             return read_meta(self._backend, payload)
+        except redis.RedisError:
+            # Of its large arrays: they are read in another trip.
+            raise
         except Exception as error:  # noqa: BLE001  one bad result must not hide the others
             return BadMessage(f"The result cannot be read: {error}")
 
-    def forget(self, job_ids: Sequence[str]) -> None:
+    def forget(self, read: Sequence[Found]) -> None:
         """Delete results that were read, and fence their ids."""
+        for start in range(0, len(read), READ_AT_ONCE):
+            chunk = read[start : start + READ_AT_ONCE]
+            results = [self._keys.result(found.job_id) for found in chunk]
+            fences = [self._keys.fence(found.job_id) for found in chunk]
+            self._delete(results, fences)
+            # After the results: whoever finds one finds its arrays.
+            self._backend.blobs.remove(
+                self._results, [named for found in chunk for named in found.named]
+            )
+
+    def discard(self, job_ids: Sequence[str]) -> None:
+        """Delete results that nobody will read, and fence their ids."""
         for start in range(0, len(job_ids), READ_AT_ONCE):
             chunk = job_ids[start : start + READ_AT_ONCE]
-            results = [self._keys.result(job_id) for job_id in chunk]
-            fences = [self._keys.fence(job_id) for job_id in chunk]
-            if self._broker is None:
-                keys = [*results, *fences]
-                self._results.eval(_FORGET, len(keys), *keys, str(self._fence_ttl_s))
-                continue
-            with self._broker.pipeline(transaction=False) as pipe:
-                for fence in fences:
-                    pipe.set(fence, "1", ex=self._fence_ttl_s)
-                pipe.execute()
-            self._results.delete(*results)
+            payloads, _ = self._fetch(chunk, ())
+            self.forget(
+                [
+                    Found(job_id, {}, stored=True, named=named_in(payload) if payload else ())
+                    for job_id, payload in zip(chunk, payloads, strict=True)
+                ]
+            )
+
+    def _delete(self, results: Sequence[str], fences: Sequence[str]) -> None:
+        if self._broker is None:
+            keys = [*results, *fences]
+            self._results.eval(_FORGET, len(keys), *keys, str(self._fence_ttl_s))
+            return
+        with self._broker.pipeline(transaction=False) as pipe:
+            for fence in fences:
+                pipe.set(fence, "1", ex=self._fence_ttl_s)
+            pipe.execute()
+        self._results.delete(*results)
 
     def subscription(self) -> Subscription:
         """Return an unused subscription on the server that workers publish replies on."""
@@ -270,22 +295,22 @@ class Inbox:
         """Delete the results of those of ``job_ids`` that nobody can ask for; returns how many."""
         disowned = self._disowned.taken_from(job_ids)
         if disowned:
-            self.results.forget(disowned)
+            self.results.discard(disowned)
         return len(disowned)
 
     def _settle(self, job_ids: Iterable[str], *, overdue: Collection[str] = frozenset()) -> int:
         """Settle those of ``job_ids`` whose outcome is there; returns how many."""
         mine = [job_id for job_id in job_ids if job_id in self._awaited]
         settled = 0
-        read: list[str] = []
+        read: list[Found] = []
         try:
-            for job_id, meta, stored in self.results.read(mine, overdue=overdue):
+            for found in self.results.read(mine, overdue=overdue):
                 settled += 1
-                if stored:
-                    read.append(job_id)
-                job = self._awaited.pop(job_id, None)
+                if found.stored:
+                    read.append(found)
+                job = self._awaited.pop(found.job_id, None)
                 if job is not None:
-                    job.settle(meta)
+                    job.settle(found.meta)
         finally:
             if read:
                 self.results.forget(read)

@@ -3,7 +3,7 @@
 -- KEYS  the queue's dead letters
 -- ARGV  ids to begin and to end at, how many at most
 -- out   per letter {letter id, {field, value, ...}, envelope of its entry ('' for none),
---       {field of its entry, size, ...}}
+--       {field of its entry, size, ...}}; the entry's field `blobs` is among the fields
 --
 -- One by one: large bodies, a hundred at a time, would be more than a script should hold.
 local from, out = ARGV[1], {}
@@ -27,6 +27,10 @@ for _ = 1, tonumber(ARGV[3]) do
       sizes[#sizes + 1] = #value
       if original == 'env' then envelope = value end
       if original == 'raw' then envelope = without_body(value) end
+      if original == 'blobs' then
+        about[#about + 1] = original
+        about[#about + 1] = value
+      end
     else
       about[#about + 1] = name
       about[#about + 1] = value

@@ -14,6 +14,7 @@ from typing import Any, Final
 import redis
 from kombu.exceptions import OperationalError
 
+from producer.contract.blobs import Blobs
 from producer.contract.greeting import HELLO, read_greeting, refuse_cluster
 from producer.contract.names import Keys
 from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
@@ -32,14 +33,14 @@ _IDLE_S: Final = 10.0
 #: What is written at once, within the time above. So a large job has time on a slow line.
 _PIECE_BYTES: Final = 1024 * 1024
 
-Argument = bytes | str | int | float
+Argument = bytes | memoryview | str | int | float
 
 
 def pack_command(arguments: Sequence[Argument]) -> bytes:
     """Return a Redis command as it is sent."""
-    parts = [b"*%d\r\n" % len(arguments)]
+    parts: list[bytes | memoryview] = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
-        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        data = argument if isinstance(argument, bytes | memoryview) else str(argument).encode()
         parts += (b"$%d\r\n" % len(data), data, b"\r\n")
     return b"".join(parts)
 
@@ -49,6 +50,7 @@ class Publisher:
 
     def __init__(self, settings: Settings) -> None:
         self.keys = Keys(prefix=settings.prefix)
+        self.blobs = Blobs.of(settings)
         self._url = settings.broker_url
         options = {"socket_timeout": _ANSWER_S, "health_check_interval": 0}
         self._pool = redis_client(settings.broker_url, **options).connection_pool

@@ -2,17 +2,20 @@
 --
 -- KEYS  the queue's dead letters, its journal, the stream
 -- ARGV  letter id, job id ('' when it has none), prefixes of the fence and cancelled keys, prefix of
---       the result keys ('' when results lie on another server)
+--       the result keys ('' when results lie on another server), prefix of the blob keys, life of a
+--       large array in seconds
 -- out   requeued
 --       gone       there is no such letter any more
 --       alive      another living entry has its job id, and was started
 --       answered   its job id has an answer
+--       missing    a large array of it is gone
 --
 -- What outlived the job goes with the letter: its failure, or what stands for it, a cancel mark, its
 -- starts. The letter goes last, so that an error in between leaves it.
 -- First write: HDEL; a full server allows it, and then allows the XADD.
 local dead, journal, stream = KEYS[1], KEYS[2], KEYS[3]
 local id, job, fence, cancelled, result = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local blob, blob_ttl_s = ARGV[6], ARGV[7]
 
 local letter = redis.call('XRANGE', dead, id, id)[1]
 if not letter then return 'gone' end
@@ -24,15 +27,21 @@ if job ~= '' then
   if stored and answered(stored) then return 'answered' end
 end
 
-local entry = {}
+local entry, blobs = {}, {}
 for i = 1, #letter[2], 2 do
   local original = string.match(letter[2][i], '^original:(.*)$')
   if original then
     entry[#entry + 1] = original
     entry[#entry + 1] = letter[2][i + 1]
+    local large = original == 'blobs' and string.match(letter[2][i + 1], '^%d+ redis (.*)$') or ''
+    for name in string.gmatch(large, '%S+') do blobs[#blobs + 1] = blob .. name end
   end
 end
+for _, key in ipairs(blobs) do
+  if redis.call('EXISTS', key) == 0 then return 'missing' end
+end
 redis.call('HDEL', journal, job)
+for _, key in ipairs(blobs) do redis.call('EXPIRE', key, blob_ttl_s) end
 redis.call('XADD', stream, '*', unpack(entry))
 if job ~= '' then
   redis.call('DEL', fence .. job, cancelled .. job)

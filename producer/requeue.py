@@ -12,14 +12,17 @@ outcome could find the old one in its place, and be dropped for it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import redis
 
+from producer.contract.blobs import Blobs
 from producer.contract.names import Keys
+from producer.contract.settings import BLOB_TTL_S
 from producer.dead import DeadLetter, there
 
 #: Letters of one round trip.
@@ -33,6 +36,7 @@ class Requeued(enum.StrEnum):
     GONE = "gone"
     ALIVE = "alive"
     ANSWERED = "answered"
+    MISSING = "missing"
     EMPTY = "empty"
     ASTRAY = "astray"
     TWIN = "twin"
@@ -48,6 +52,7 @@ _WHY: Final = {
     Requeued.GONE: "somebody else requeued or purged it meanwhile",
     Requeued.ALIVE: "a job of its id was sent again and is started",
     Requeued.ANSWERED: "a job of its id was sent again and is answered",
+    Requeued.MISSING: "its large arrays are gone: a dead letter keeps them for FLEET_BLOB_TTL_S",
     Requeued.EMPTY: "its entry had been deleted when it was buried, so there is nothing to run",
     Requeued.ASTRAY: "its entry came from no stream of its queue",
     Requeued.TWIN: "another letter of its job goes first; name this one when that has ended",
@@ -60,11 +65,14 @@ def requeue(
     letters: Iterable[DeadLetter],
     *,
     results: redis.Redis | None = None,
+    blob_ttl_s: int = BLOB_TTL_S,
 ) -> Iterator[tuple[DeadLetter, Requeued]]:
     """Requeue ``letters`` and yield what became of each.
 
-    ``results`` is None when jobs and results are one database.
+    ``results`` is None when jobs and results are one database. Large arrays wait ``blob_ttl_s``
+    anew.
     """
+    put_back = functools.partial(_put_back, client, keys, blob_ttl_s)
     jobs: set[str] = set()
     for chunk in _chunks(letters):
         fit = []
@@ -75,20 +83,25 @@ def requeue(
                 fit.append(letter)
                 jobs.add(letter.job_id)
         if results is None:
-            yield from zip(fit, _put_back(client, keys, fit, keys.result("")), strict=True)
+            yield from zip(fit, put_back(fit, keys.result("")), strict=True)
         else:
-            yield from zip(fit, _put_back_apart(client, keys, fit, results), strict=True)
+            ends = _put_back_apart(client, keys, fit, results, put_back)
+            yield from zip(fit, ends, strict=True)
 
 
 def purge(
-    client: redis.Redis, keys: Keys, letters: Iterable[DeadLetter]
+    client: redis.Redis, blobs: Blobs, letters: Iterable[DeadLetter]
 ) -> Iterator[tuple[DeadLetter, bool]]:
-    """Delete ``letters`` for good and yield of each whether it was still there."""
+    """Delete ``letters`` for good, their large arrays too; yield of each whether it was there."""
     for chunk in _chunks(letters):
         with client.pipeline(transaction=False) as pipe:
             for letter in chunk:
-                pipe.xdel(keys.dead(letter.queue), letter.letter_id)
-            yield from zip(chunk, map(bool, pipe.execute()), strict=True)
+                pipe.xdel(blobs.keys.dead(letter.queue), letter.letter_id)
+            there_still = list(map(bool, pipe.execute()))
+        # One that somebody requeued meanwhile needs its arrays.
+        gone = [letter.named for letter, was in zip(chunk, there_still, strict=True) if was]
+        blobs.remove(client, gone)
+        yield from zip(chunk, there_still, strict=True)
 
 
 def _refusal(letter: DeadLetter, keys: Keys, jobs: set[str]) -> Requeued | None:
@@ -102,10 +115,14 @@ def _refusal(letter: DeadLetter, keys: Keys, jobs: set[str]) -> Requeued | None:
 
 
 def _put_back(
-    client: redis.Redis, keys: Keys, letters: Sequence[DeadLetter], result_prefix: str
+    client: redis.Redis,
+    keys: Keys,
+    blob_ttl_s: int,
+    letters: Sequence[DeadLetter],
+    result_prefix: str,
 ) -> list[Requeued]:
     script = client.register_script(_REQUEUE)
-    marks = [keys.fence(""), keys.cancelled(""), result_prefix]
+    marks = [keys.fence(""), keys.cancelled(""), result_prefix, keys.blob(""), str(blob_ttl_s)]
     with client.pipeline(transaction=False) as pipe:
         for letter in letters:
             script(
@@ -117,7 +134,11 @@ def _put_back(
 
 
 def _put_back_apart(
-    client: redis.Redis, keys: Keys, letters: Sequence[DeadLetter], results: redis.Redis
+    client: redis.Redis,
+    keys: Keys,
+    letters: Sequence[DeadLetter],
+    results: redis.Redis,
+    put_back: Callable[[list[DeadLetter], str], list[Requeued]],
 ) -> list[Requeued]:
     """Put back letters whose results have a server of their own."""
     # Asked just before: where somebody else has requeued a letter, the failure that lies there by
@@ -128,7 +149,7 @@ def _put_back_apart(
     forgotten = forget(keys=[keys.result(letters[i].job_id) for i in named]) if named else []
     said |= {i: Requeued.ANSWERED for i, gone in zip(named, forgotten, strict=True) if not gone}
     left = [i for i in range(len(letters)) if i not in said]
-    said |= zip(left, _put_back(client, keys, [letters[i] for i in left], ""), strict=True)
+    said |= zip(left, put_back([letters[i] for i in left], ""), strict=True)
     return [said[i] for i in range(len(letters))]
 
 

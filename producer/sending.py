@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from producer.contract.call import parse_call
@@ -17,14 +18,19 @@ SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
 
 class Packed(NamedTuple):
-    """A job and the Redis command that sends it."""
+    """A job and the Redis commands that send it, the one that does so last."""
 
     job: Job
-    command: list[Any]
+    commands: list[Sequence[Any]]
 
     @property
     def size_bytes(self) -> int:
-        return len(self.command[-1])
+        return sum(
+            len(part)
+            for command in self.commands
+            for part in command
+            if isinstance(part, bytes | memoryview)
+        )
 
 
 class Sending:
@@ -47,7 +53,7 @@ class Sending:
         expires_s: float | None = None,
     ) -> Packed:
         named, number = priority_and_number(priority)
-        command = self._infer.command(
+        commands = self._infer.commands(
             Submission(
                 id=job.id,
                 args=(model, inputs),
@@ -60,7 +66,7 @@ class Sending:
                 headers={"fleet_reply_to": self._reply_to},
             )
         )
-        return Packed(job, command)
+        return Packed(job, commands)
 
     def send(self, part: Sequence[Packed]) -> list[Any]:
         """Send ``part`` in one round trip; where a job was refused stands the error.
@@ -68,4 +74,7 @@ class Sending:
         Raises when nothing was accepted, or nobody knows what was.
         """
         self._infer.publisher.admit()
-        return self._infer.publisher.replies([packed.command for packed in part])
+        commands = [command for packed in part for command in packed.commands]
+        replies = iter(self._infer.publisher.replies(commands))
+        # The last one sends the job; it is refused where one before it was.
+        return [list(islice(replies, len(packed.commands)))[-1] for packed in part]

@@ -28,7 +28,7 @@ from producer.contract.names import (
 )
 from producer.contract.results import APP_BACKEND, JobResult, ReadingBackend
 from producer.contract.settings import Settings
-from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_command
+from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_commands
 from producer.publisher import Publisher
 from producer.stand_in import stand_in
 from producer.transport import check_size
@@ -131,7 +131,7 @@ class Infer(Task):
 
     def _send(self, job: Submission) -> JobResult:
         """Send ``job`` the short way."""
-        self.publisher.send(self.command(job))
+        self.publisher.send(*self.commands(job))
         return self._result(job)
 
     def _result(self, job: Submission) -> JobResult:
@@ -161,12 +161,14 @@ class Infer(Task):
         """Return the result of the job with this id."""
         return JobResult(task_id, backend=self.backend, app=self._get_app(), **kwargs)
 
-    def command(self, job: Submission) -> list[Any]:
-        """Return the Redis command that sends ``job``."""
-        return publish_command(
+    def commands(self, job: Submission) -> list[Sequence[Any]]:
+        """Return the Redis commands that send ``job``; that the last one was taken means it was."""
+        blobs = self.publisher.blobs
+        return publish_commands(
             self._get_app(),
             job,
-            keys=self.publisher.keys,
+            # Whoever stands in for Redis keeps the arrays as well.
+            blobs=blobs if stand_in() is None else dataclasses.replace(blobs, url=""),
             max_body_bytes=self.fleet.settings.max_body_bytes,
         )
 

@@ -19,6 +19,7 @@ from celery.result import AsyncResult
 
 from producer.contract import wire
 from producer.contract.app import FleetApp, make_app
+from producer.contract.blobs import Named, unguarded
 from producer.contract.call import Call, parse_call, rows_of
 from producer.contract.errors import (
     BadRequest,
@@ -30,11 +31,12 @@ from producer.contract.errors import (
     UnknownModel,
 )
 from producer.contract.message import from_fields
+from producer.contract.names import Field
 from producer.contract.results import FleetBackend
 from producer.contract.settings import DEFAULT_BROKER_URL, Settings
 from producer.contract.waiter import leaves_of
 from producer.envelope import Submission
-from producer.inbox import Awaited, Results
+from producer.inbox import Awaited, Found, Results
 from producer.stand_in import standing_in
 from producer.tasks import infer
 
@@ -45,6 +47,9 @@ Model = Callable[[dict[str, Any]], Any]
 
 #: By job id: the stored result; None once it was read and deleted, which is what a fence says.
 _Stored = dict[str, bytes | None]
+
+#: By id: the large arrays of jobs and results.
+_Large = dict[str, bytes]
 
 _NOT_EAGER: Final = (
     "infer is a member of a chord whose app is not eager, and there is no Redis to count them in. "
@@ -95,9 +100,9 @@ class _Backend(FleetBackend):
     #: Celery's native one waits on Redis.
     supports_native_join = False
 
-    def __init__(self, app: FleetApp, stored: _Stored) -> None:
+    def __init__(self, app: FleetApp, stored: _Stored, large: _Large) -> None:
         super().__init__(app=app, url=app.conf.result_backend.partition("+")[2])
-        self._stored = stored
+        self._stored, self._large = stored, large
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         payload = self._stored.get(task_id)
@@ -105,6 +110,10 @@ class _Backend(FleetBackend):
             return {"status": states.PENDING, "result": None}
         meta: dict[str, Any] = self.decode_result(payload)
         return meta
+
+    def read_blobs(self, named: Sequence[Named]) -> Mapping[str, bytes | None]:
+        """Return the large arrays of a result."""
+        return {blob_id: self._large.get(blob_id) for each in named for blob_id in each.ids}
 
     def _store_result(
         self,
@@ -116,8 +125,9 @@ class _Backend(FleetBackend):
         **_: Any,
     ) -> Any:
         meta = self._get_result_meta(result, state, traceback, request)
-        payload = self.encode({**meta, "task_id": task_id})
-        self._stored[task_id] = payload if isinstance(payload, bytes) else payload.encode()
+        spilled = self.pack({**meta, "task_id": task_id})
+        self._large |= {blob_id: bytes(data) for blob_id, data in spilled.blobs.items()}
+        self._stored[task_id] = spilled.body
         return result
 
     def _forget(self, task_id: str) -> None:
@@ -135,9 +145,9 @@ class _Backend(FleetBackend):
 class _Results(Results):
     """Reads and deletes what is in the dict."""
 
-    def __init__(self, app: FleetApp, stored: _Stored) -> None:
+    def __init__(self, app: FleetApp, stored: _Stored, large: _Large) -> None:
         super().__init__(app)
-        self._stored = stored
+        self._stored, self._large = stored, large
 
     def _fetch(
         self, job_ids: Sequence[str], late: Sequence[str]
@@ -145,8 +155,11 @@ class _Results(Results):
         fences = [job_id in self._stored for job_id in late]
         return [self._stored.get(job_id) for job_id in job_ids], fences
 
-    def forget(self, job_ids: Sequence[str]) -> None:
-        self._stored.update(dict.fromkeys(job_ids))
+    def forget(self, read: Sequence[Found]) -> None:
+        for found in read:
+            self._stored[found.job_id] = None
+            for blob_id in (each for named in found.named for each in named.ids):
+                self._large.pop(blob_id, None)
 
 
 class _Answers:
@@ -158,26 +171,31 @@ class _Answers:
         # Of its own: nothing of the environment is read, and nobody's eager setting counts.
         app = make_app(Settings(broker_url=DEFAULT_BROKER_URL))
         self._stored: _Stored = {}
-        self.backend = _Backend(app, self._stored)
-        self.results = _Results(app, self._stored)
+        self._large: _Large = {}
+        self.backend = _Backend(app, self._stored, self._large)
+        self.results = _Results(app, self._stored, self._large)
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
 
     def expect(self, jobs: Iterable[Awaited]) -> None:
         self._awaited.update({job.id: job for job in jobs})
 
     def take(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        for command in commands:
+        for command in map(unguarded, commands):
             # Any other cancels a job, which comes too late.
             if command[0] == "XADD":
                 self._take(dict(zip(command[3::2], command[4::2], strict=True)))
+            elif command[0] == "SET":
+                self._large[command[1].rpartition(":")[2]] = bytes(command[2])
         return [b"OK"] * len(commands)
 
     def _take(self, fields: Mapping[str, Any]) -> None:
         """Answer the job in a stream's entry, once, and tell whoever waits for it."""
         message = from_fields({name.encode(): value for name, value in fields.items()})
         job_id = str(message.headers["id"])
+        named = Named.read(fields.get(str(Field.BLOBS), "").encode())
+        inputs = {blob_id: self._large.pop(blob_id) for blob_id in named.ids}
         if job_id not in self._stored:
-            args, kwargs, _ = wire.loads(message.body)
+            args, kwargs, _ = wire.loads(message.body, inputs)
             call = parse_call(args, kwargs)
             try:
                 self._keep(job_id, call, self._reply(call), states.SUCCESS)
@@ -186,7 +204,7 @@ class _Answers:
         job = self._awaited.pop(job_id, None)
         if job is not None:
             for found in self.results.read([job_id], overdue=[job_id]):
-                self.results.forget([job_id])
+                self.results.forget([found])
                 job.settle(found.meta)
 
     def apply(

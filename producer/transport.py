@@ -13,25 +13,29 @@ import datetime
 import logging
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 import redis
 from kombu.transport import redis as kombu_redis
 
+from producer.contract import wire
+from producer.contract.blobs import Blobs, Spilled
 from producer.contract.errors import BadRequest, Overloaded
 from producer.contract.message import Message, to_fields
 from producer.contract.names import FREE, GROUP, PRIORITIES, Keys, Priority, is_stream_queue
 from producer.contract.sentinel import MasterConnection, MasterTlsConnection, Sentinels
+from producer.contract.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 #: Properties that say something about one hop of a message and nothing about the job.
 _HOP_PROPERTIES: Final = ("body_encoding", "delivery_tag", "argsrepr", "kwargsrepr")
 
-#: Deletes what waits in one stream and leaves what is claimed. A full Redis allows all of it.
-#: KEYS: stream. ARGV: group, the consumer of given-back entries, how many at most.
+#: Deletes what waits in one stream, large arrays too, and leaves what is claimed. A full Redis
+#: allows all of it. KEYS: stream. ARGV: group, the consumer of given-back entries, how many at
+#: most, the prefix of blob keys.
 _PURGE: Final = """
 local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 local after = '-'
@@ -43,14 +47,22 @@ if not groups.err then
     end
 end
 local deleted = 0
+local function delete(id)
+    local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+    for i = 1, entry and #entry[2] or 0, 2 do
+        local large = entry[2][i] == 'blobs' and string.match(entry[2][i + 1], '^%d+ redis (.*)$')
+        for name in string.gmatch(large or '', '%S+') do redis.call('DEL', ARGV[4] .. name) end
+    end
+    deleted = deleted + redis.call('XDEL', KEYS[1], id)
+end
 if after ~= '-' then
     for _, entry in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3], ARGV[2])) do
         redis.call('XACK', KEYS[1], ARGV[1], entry[1])
-        deleted = deleted + redis.call('XDEL', KEYS[1], entry[1])
+        delete(entry[1])
     end
 end
 for _, entry in ipairs(redis.call('XRANGE', KEYS[1], after, '+', 'COUNT', ARGV[3])) do
-    deleted = deleted + redis.call('XDEL', KEYS[1], entry[1])
+    delete(entry[1])
 end
 return deleted
 """
@@ -151,10 +163,14 @@ class Channel(kombu_redis.Channel):
     #: As well: who says where the broker is; None where its URL does.
     fleet_sentinels: Sentinels | None = None
 
+    #: As well: how large arrays are sent; None: as by default.
+    fleet_blobs: Blobs | None = None
+
     from_transport_options: tuple[str, ...] = (
         *kombu_redis.Channel.from_transport_options,
         "fleet_max_body_bytes",
         "fleet_sentinels",
+        "fleet_blobs",
     )
 
     _kept: redis.Redis | None = None
@@ -176,6 +192,10 @@ class Channel(kombu_redis.Channel):
         return Keys(prefix=self.global_keyprefix or "")
 
     @property
+    def _blobs(self) -> Blobs:
+        return self.fleet_blobs or Blobs.of(Settings(prefix=self.global_keyprefix or ""))
+
+    @property
     def _streams(self) -> redis.Redis:
         """The client for streams: kept, and without kombu's prefixes, which miss these commands."""
         if self._kept is None:
@@ -190,17 +210,20 @@ class Channel(kombu_redis.Channel):
         if not is_stream_queue(queue):
             super()._put(queue, message, **kwargs)
             return
-        command = self._command(queue, message)
+        commands = self._commands(queue, message)
         batch = kwargs.pop("_publish_batch", None)
         if batch is not None:
-            batch.add("execute_command", *command)
+            for command in commands:
+                batch.add("execute_command", *command)
             return
-        try:
-            self._streams.execute_command(*command)
-        except redis.ResponseError as error:
-            if is_full(error):
-                raise overloaded() from error
-            raise
+        with self._streams.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            for answer in pipe.execute(raise_on_error=False):
+                if isinstance(answer, redis.ResponseError) and is_full(answer):
+                    raise overloaded() from answer
+                if isinstance(answer, Exception):
+                    raise answer
 
     def _receive_one(self, c: Any) -> Any:
         with self._dropping_what_cannot_be_decoded():
@@ -221,8 +244,8 @@ class Channel(kombu_redis.Channel):
                 raise
             logger.warning("message.dropped", extra={"reason": f"{type(error).__name__} in it"})
 
-    def _command(self, queue: str, message: dict[str, Any]) -> list[Any]:
-        """Return the command that puts ``message`` where it waits."""
+    def _commands(self, queue: str, message: dict[str, Any]) -> list[Sequence[Any]]:
+        """Return the commands that put ``message``, its large arrays first, where it waits."""
         properties = dict(message["properties"])
         body = message["body"]
         if properties.get("body_encoding") == "base64":
@@ -233,23 +256,31 @@ class Channel(kombu_redis.Channel):
         for name in _HOP_PROPERTIES:
             properties.pop(name, None)
         headers = message["headers"]
+        ours = message["content-type"] == wire.CONTENT_TYPE
+        spilled = self._blobs.spill(body) if ours else Spilled(body=body)
         fields = to_fields(
             Message(
                 headers=headers,
                 properties=properties,
                 content_type=message["content-type"],
                 content_encoding=message["content-encoding"],
-                body=body,
+                body=spilled.body,
             ),
             job_id=str(headers.get("id", "")),
             rows=int(headers.get("fleet_rows", 1)),
+            blobs=str(spilled.named),
         )
         priority = priority_of(headers, properties.get("priority"))
-        due = due_unix_s(headers)
-        if due is not None and due > time.time():
-            return ["ZADD", self._keys.delayed(queue), due, pack_delayed(fields, priority)]
-        pairs = [part for pair in fields.items() for part in pair]
-        return ["XADD", self._keys.stream(queue, priority), "*", *pairs]
+        due, now_unix_s = due_unix_s(headers), time.time()
+        if due is not None and due > now_unix_s:
+            packed = pack_delayed(fields, priority)
+            command: list[Any] = ["ZADD", self._keys.delayed(queue), due, packed]
+            ttl_s = self._blobs.input_ttl_s(due_in_s=due - now_unix_s)
+        else:
+            pairs = [part for pair in fields.items() for part in pair]
+            command = ["XADD", self._keys.stream(queue, priority), "*", *pairs]
+            ttl_s = self._blobs.input_ttl_s()
+        return self._blobs.commands(spilled, command, ttl_s=ttl_s)
 
     def _size(self, queue: str) -> int:
         if not is_stream_queue(queue):
@@ -278,7 +309,8 @@ class Channel(kombu_redis.Channel):
     def _purge_stream(self, stream: str) -> Iterator[int]:
         deleted = _PURGE_AT_ONCE
         while deleted >= _PURGE_AT_ONCE:
-            deleted = int(self._streams.eval(_PURGE, 1, stream, GROUP, FREE, str(_PURGE_AT_ONCE)))
+            told = (GROUP, FREE, str(_PURGE_AT_ONCE), self._keys.blob(""))
+            deleted = int(self._streams.eval(_PURGE, 1, stream, *told))
             yield deleted
 
     def _delete(

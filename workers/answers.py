@@ -16,10 +16,11 @@ from celery import Celery, signals, states
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer
 
+from producer.contract.blobs import Spilled
 from producer.contract.call import shapes_of
 from producer.contract.errors import Cancelled, Expired, FleetError
 from producer.contract.names import INFER_TASK
-from producer.contract.results import reply_in_json
+from producer.contract.results import FleetBackend, reply_in_json
 from workers.jobs import CANVAS, Job
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Answers:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._backend = app.backend
+        self._backend: FleetBackend = app.backend
         self._task: Task = app.tasks[INFER_TASK]
         # The tracer's line on a success shows what the task returned; payloads are never logged.
         logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
@@ -92,8 +93,10 @@ class Answers:
             )
         )
 
-    def pack(self, answer: Answer) -> bytes:
-        """Return the bytes that Celery's backend would store under the job's result key."""
+    def pack(self, answer: Answer) -> Spilled:
+        """Return what Celery's backend would store under the job's result key, its large arrays
+        beside it.
+        """
         result: Any = _reply_of(answer)
         if answer.error is not None:
             result = self._backend.prepare_exception(answer.error)
@@ -104,10 +107,9 @@ class Answers:
             request=self._request(answer),
         )
         meta["task_id"] = answer.job.job_id
-        packed: bytes | str = self._backend.encode(meta)
-        return packed if isinstance(packed, bytes) else packed.encode()
+        return self._backend.pack(meta)
 
-    def pack_failure(self, job_id: str, error: FleetError, about: Mapping[str, Any]) -> bytes:
+    def pack_failure(self, job_id: str, error: FleetError, about: Mapping[str, Any]) -> Spilled:
         """Like `pack`, for a job of which nothing but its id could be read."""
         meta = self._backend._get_result_meta(
             result=self._backend.prepare_exception(error),
@@ -116,8 +118,7 @@ class Answers:
             request=Context({"fleet": dict(about)}),
         )
         meta["task_id"] = job_id
-        packed: bytes | str = self._backend.encode(meta)
-        return packed if isinstance(packed, bytes) else packed.encode()
+        return self._backend.pack(meta)
 
     def trace(self, answer: Answer) -> bool:
         """Let Celery end the job: store, fire callbacks, count the chord. False on an internal

@@ -7,7 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from producer.contract.errors import (
     Cancelled,
@@ -101,9 +101,16 @@ class InHand:
 
 
 def read_claim(
-    claimed: Claimed, runner: ModelRunner, *, max_reads: int, tick: Callable[[], None]
+    claimed: Claimed,
+    runner: ModelRunner,
+    *,
+    blobs: Mapping[str, bytes | None],
+    max_reads: int,
+    tick: Callable[[], None],
 ) -> Batch:
     """Decode every claimed entry; one that cannot be read stands apart from the others.
+
+    ``blobs`` are the large arrays of all of them.
 
     So does one that killed whoever read it, more than ``max_reads`` times.
 
@@ -115,7 +122,7 @@ def read_claim(
         if entry.reads > max_reads:
             read.append(unread(entry, never_read(entry)))
         else:
-            read.append(read_entry(entry, queue=claimed.queue, runner=runner))
+            read.append(read_entry(entry, queue=claimed.queue, runner=runner, blobs=blobs))
     return Batch(
         queue=claimed.queue,
         closed=claimed.closed,

@@ -47,6 +47,7 @@ from workers.delivery.scripts import Call, send
 from workers.endings import Endings
 from workers.hooked import forgiven, start_postprocess, start_preprocess
 from workers.jobs import Job
+from workers.large_arrays import LargeArrays
 from workers.loading import Loading
 from workers.orders import Orders
 from workers.runner import Outcome
@@ -81,8 +82,9 @@ class ClaimLoop:
         events: TaskEvents,
         status: Status,
         orders: Orders,
+        arrays: LargeArrays,
     ) -> None:
-        self._client, self._ledger = client, ledger
+        self._client, self._ledger, self._arrays = client, ledger, arrays
         self._loading, self._claiming = loading, claiming
         self._endings, self._events = endings, events
         self._status, self._orders = status, orders
@@ -180,6 +182,7 @@ class ClaimLoop:
         batch = read_claim(
             claimed,
             self._loading.runners[model_of(claimed.queue)],
+            blobs=self._arrays.read(claimed.entries),
             max_reads=FREE_READS + self._ledger.max_attempts,
             tick=self._status.tick,
         )

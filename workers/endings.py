@@ -14,6 +14,7 @@ from typing import Final
 import redis
 from kombu.exceptions import OperationalError
 
+from producer.contract.blobs import Spilled
 from producer.contract.errors import EngineFailed, Expired, FleetError
 from producer.contract.names import model_of
 from workers.answers import Answer, Answers
@@ -21,6 +22,7 @@ from workers.batching.closing import Closed
 from workers.delivery.ledger import End, Ending, Entry, Ledger, Letter
 from workers.delivery.scripts import Call
 from workers.jobs import Job, Unreadable
+from workers.large_arrays import LargeArrays
 from workers.loading import retry_gap_s
 from workers.runner import ModelRunner, Prepared
 from workers.status import Status
@@ -46,6 +48,8 @@ class _Waiting:
     answer: Answer
     #: What `complete` stores; None when it lies under its key already.
     payload: bytes | None = None
+    #: The same with its large arrays, until they are where its reader looks for them.
+    large: Spilled | None = None
     #: Whether it went through the tracer or was packed.
     packed: bool = False
     #: Whether nothing but the ending itself is left to do.
@@ -76,13 +80,15 @@ class Endings:
         results: redis.Redis | None,
         ledger: Ledger,
         answers: Answers,
+        arrays: LargeArrays,
         events: TaskEvents,
         status: Status,
         worker: str,
     ) -> None:
         #: ``results`` is None when broker and results are one database: then one script does both.
         self._client, self._results, self._ledger = client, results, ledger
-        self._answers, self._events, self._status = answers, events, status
+        self._answers, self._arrays = answers, arrays
+        self._events, self._status = events, status
         self.worker = worker
         self._waiting: list[_Waiting] = []
 
@@ -136,7 +142,9 @@ class Endings:
         for waiting, ending in zip(ended, results, strict=True):
             if ending is Ending.LOST:
                 logger.warning("job.lost", extra={"job_id": waiting.answer.job.job_id})
-            elif not waiting.known:
+                continue
+            self._arrays.remove(waiting.answer.job.entry)
+            if not waiting.known:
                 self._tell(waiting.answer)
         self._waiting = [each for each in self._waiting if not each.stored]
 
@@ -149,8 +157,10 @@ class Endings:
             if self._answers.needs_tracer(waiting.answer.job):
                 waiting.packed = self._traced(waiting)
             else:
-                waiting.answer, waiting.payload = self._pack(waiting.answer)
+                waiting.answer, packed = self._pack(waiting.answer)
+                self._take(waiting, packed)
                 waiting.packed = True
+        self._keep([each for each in fresh if each.large is not None and not each.stored])
         apart = [each for each in fresh if each.payload is not None]
         if self._results is not None and apart:
             payloads = {each.answer.job.job_id: each.payload or b"" for each in apart}
@@ -159,6 +169,17 @@ class Endings:
                 waiting.payload = None
         for waiting in fresh:
             waiting.stored = waiting.stored or waiting.packed
+
+    def _take(self, waiting: _Waiting, packed: Spilled | None) -> None:
+        """Take in what is to be stored as the result."""
+        waiting.payload = packed.body if packed else None
+        waiting.large = packed if packed and packed.blobs else None
+
+    def _keep(self, large: Sequence[_Waiting]) -> None:
+        """Write large arrays: a reply that refers to them is stored after them."""
+        self._arrays.keep([waiting.large for waiting in large if waiting.large])
+        for waiting in large:
+            waiting.large = None
 
     def _traced(self, waiting: _Waiting) -> bool:
         """Let Celery end the job of ``waiting``; one that it cannot end now holds no other up.
@@ -169,7 +190,8 @@ class Endings:
             if self._results is not None:
                 # Celery sends callbacks before it stores: not for a server that is away.
                 self._results.ping()
-            waiting.answer, waiting.payload = self._trace(waiting.answer)
+            waiting.answer, packed = self._trace(waiting.answer)
+            self._take(waiting, packed)
         except (redis.RedisError, OperationalError) as error:
             waiting.failures += 1
             gap_s = retry_gap_s(waiting.failures)
@@ -199,7 +221,7 @@ class Endings:
                 # Whoever lost a claim does not answer for it.
                 waiting.stored, waiting.payload = True, None
 
-    def _trace(self, answer: Answer) -> tuple[Answer, bytes | None]:
+    def _trace(self, answer: Answer) -> tuple[Answer, Spilled | None]:
         """Let Celery end the job; one whose callbacks cannot be sent at all fails for that.
 
         The tracer stores the failure itself where it can; ours stands only where there is none.
@@ -258,10 +280,9 @@ class Endings:
         self._count(answer)
         self._events.received(job)
         self._events.failed(job, error)
-        if self._answers.needs_tracer(job):
-            answer, payload = self._trace(answer)
-        else:
-            answer, payload = self._pack(answer)
+        traced = self._answers.needs_tracer(job)
+        answer, packed = self._trace(answer) if traced else self._pack(answer)
+        payload = packed.body if packed else None
         if self._results is not None and payload is not None:
             self._store(self._results, {job.job_id: payload})
             payload = None
@@ -279,7 +300,8 @@ class Endings:
         )
         payload = None
         if bad.job_id is not None:
-            payload = self._answers.pack_failure(bad.job_id, bad.error, {"worker": self.worker})
+            about = {"worker": self.worker}
+            payload = self._answers.pack_failure(bad.job_id, bad.error, about).body
             if self._results is not None:
                 self._store(self._results, {bad.job_id: payload})
                 payload = None
@@ -305,14 +327,14 @@ class Endings:
         counters.non_finite = runner.counters.non_finite
         counters.reopened = runner.reopened
 
-    def _pack(self, answer: Answer) -> tuple[Answer, bytes]:
+    def _pack(self, answer: Answer) -> tuple[Answer, Spilled]:
         try:
             packed = self._answers.pack(answer)
-            if len(packed) <= _MAX_REPLY_BYTES:
+            if packed.nbytes <= _MAX_REPLY_BYTES:
                 return answer, packed
             text = (
-                f"The reply has {len(packed):,} bytes, more than the {_MAX_REPLY_BYTES:,} that are "
-                "stored. Send fewer rows in one job."
+                f"The reply has {packed.nbytes:,} bytes, more than the {_MAX_REPLY_BYTES:,} that "
+                "are stored. Send fewer rows in one job."
             )
         except Exception as error:  # noqa: BLE001 - it fails its job alone
             text = f"The reply could not be packed: {type(error).__name__}."

@@ -14,6 +14,7 @@ from typing import Final
 
 import redis
 
+from producer.contract.blobs import Blobs
 from producer.contract.names import Keys
 from producer.contract.settings import Settings, redis_client
 from workers.answers import Answers
@@ -24,6 +25,7 @@ from workers.delivery.scripts import send
 from workers.endings import Endings
 from workers.hello import Hello, Lease
 from workers.instances.leases import Leases
+from workers.large_arrays import LargeArrays
 from workers.loading import Loading
 from workers.orders import Orders
 from workers.serving import Serving
@@ -62,8 +64,11 @@ def run(hello: Hello) -> None:
         result_ttl_s=int(worker_settings.result_ttl_s),
         max_attempts=worker_settings.max_attempts,
         apart=not settings.one_server,
+        blob_ttl_s=settings.blob_ttl_s,
     )
     client = redis_client(settings.broker_url)
+    results = None if settings.one_server else redis_client(settings.result_url)
+    arrays = LargeArrays(Blobs.of(settings), ledger, client=client, results=results)
     renewing = Renewing(ledger=ledger, serving=orders.serving, lease=hello.lease)
     renewing.try_once(client)
     every_s = min(worker_settings.claim_ttl_s, hello.lease.ttl_s) / 3
@@ -71,9 +76,10 @@ def run(hello: Hello) -> None:
     events = TaskEvents(app, node=hello.node, enabled=worker_settings.events)
     endings = Endings(
         client=client,
-        results=None if settings.one_server else redis_client(settings.result_url),
+        results=results,
         ledger=ledger,
         answers=Answers(app),
+        arrays=arrays,
         events=events,
         status=status,
         worker=f"{hello.node}/{hello.slot}",
@@ -90,6 +96,7 @@ def run(hello: Hello) -> None:
         events=events,
         status=status,
         orders=orders,
+        arrays=arrays,
     )
     loop.serve()
     loading.close()

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from kombu.serialization import loads
 
+from producer.contract import wire
 from producer.contract.call import parse_call, shapes_of
 from producer.contract.errors import (
+    ArrayMissing,
     BadMessage,
     BadRequest,
     EngineFailed,
@@ -38,6 +40,11 @@ _MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 
 #: No batch runs longer; a sender's number may be too large for any float.
 _LONGEST_S: Final = 1e9
+
+_GONE: Final = (
+    "A large array of this job is gone: the job waited for longer than FLEET_BLOB_TTL_S, Redis "
+    "evicted it, or its sender has another FLEET_BLOB_URL. Send the job again under a new id."
+)
 
 #: What a message says when it carries work for Celery's own tracer.
 CANVAS: Final = ("callbacks", "errbacks", "chain", "chord")
@@ -109,14 +116,19 @@ class Unreadable:
     error: FleetError
 
 
-def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unreadable:
+def read_entry(
+    entry: Entry, *, queue: str, runner: ModelRunner, blobs: Mapping[str, bytes | None]
+) -> Job | Unreadable:
     """Decode one entry and let the model's runner check its inputs; never raises for the job's
     fault.
+
+    ``blobs`` are its large arrays, by id; None for one that is gone.
     """
     message: Message | None = None
+    its_blobs = {blob_id: blobs.get(blob_id) for blob_id in entry.named.ids}
     try:
         message = from_fields(entry.fields)
-        job = _decode(entry, message, queue=queue)
+        job = _decode(entry, message, queue=queue, blobs=its_blobs)
     except BadMessage as error:
         client = message.headers.get("fleet_reply_to") if message else None
         return Unreadable(
@@ -126,6 +138,8 @@ def read_entry(entry: Entry, *, queue: str, runner: ModelRunner) -> Job | Unread
             error=error,
         )
     try:
+        if None in its_blobs.values():
+            raise ArrayMissing(_GONE)
         inputs = _inputs(job, queue=queue)
         if runner.hooks is not None:
             job.inputs = inputs
@@ -164,7 +178,9 @@ def expired(job: Job, *, now_unix_s: float) -> Expired | None:
     return Expired(f"The job expired at {moment.isoformat()}, before it was started.")
 
 
-def _decode(entry: Entry, message: Message, *, queue: str) -> Job:
+def _decode(
+    entry: Entry, message: Message, *, queue: str, blobs: Mapping[str, bytes | None]
+) -> Job:
     job_id, model = entry.job_id, model_of(queue)
     if job_id is None:
         raise BadMessage("The entry has no job id.")
@@ -189,13 +205,17 @@ def _decode(entry: Entry, message: Message, *, queue: str) -> Job:
             f"Send arrays as {CONTENT_TYPE}."
         )
     try:
-        body = loads(message.body, message.content_type, message.content_encoding, accept=_ACCEPTED)
+        if message.content_type == CONTENT_TYPE:
+            body = wire.loads(message.body, blobs)
+        else:
+            body = loads(
+                message.body, message.content_type, message.content_encoding, accept=[_JSON]
+            )
         args, kwargs, embed = body
     except BadMessage:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it is unreadable
-        cause = error.__cause__ if isinstance(error.__cause__, BadMessage) else None
-        raise cause or BadMessage(f"The body cannot be read: {type(error).__name__}.") from None
+        raise BadMessage(f"The body cannot be read: {type(error).__name__}.") from None
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         raise BadMessage("The body is not (args, kwargs, embed).")
     if wrong := _wrong_canvas(embed):

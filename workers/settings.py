@@ -45,6 +45,9 @@ _READ_ELSEWHERE: Final = frozenset(
         "FLEET_REPLY_TIMEOUT_S",
         "FLEET_MAX_BODY_BYTES",
         "FLEET_MEMORY_WATERMARK",
+        "FLEET_INLINE_MAX_BYTES",
+        "FLEET_BLOB_TTL_S",
+        "FLEET_BLOB_URL",
         "FLEET_INSTANCE_KEY",
     }
 )

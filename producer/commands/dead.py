@@ -13,6 +13,7 @@ import redis
 
 from producer import requeue as undead
 from producer.commands.output import Refused, json_option, print_json, print_table
+from producer.contract.blobs import Blobs
 from producer.contract.names import Keys, is_stream_queue, queue_of
 from producer.contract.queues import find
 from producer.contract.reach import reach
@@ -107,7 +108,7 @@ def dead_requeue(*, jobs: tuple[str, ...], every: bool, queue: str | None, as_js
     chosen, stay = _choose(settings, jobs, every=every, queue=queue)
     with reach(settings.broker_url) as client, _results(settings) as results:
         keys = Keys(prefix=settings.prefix)
-        said = undead.requeue(client, keys, chosen, results=results)
+        said = undead.requeue(client, keys, chosen, results=results, blob_ttl_s=settings.blob_ttl_s)
         ends = list(_with_bar(said, len(chosen), "requeueing"))
     done = [letter for letter, end in ends if end is Requeued.REQUEUED]
     # Who asks for all of them does not mind that somebody else was faster.
@@ -132,7 +133,7 @@ def dead_purge(
     if chosen and not yes:
         raise Refused(f"This deletes {_count(chosen)} for good. Say --yes if that is meant.")
     with reach(settings.broker_url) as client:
-        said = undead.purge(client, Keys(prefix=settings.prefix), chosen)
+        said = undead.purge(client, Blobs.of(settings), chosen)
         done = [letter for letter, was in _with_bar(said, len(chosen), "purging") if was]
     _tell("purged", done, stay, as_json=as_json)
 

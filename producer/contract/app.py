@@ -11,6 +11,7 @@ from celery.app.control import Control
 from kombu.transport import TRANSPORT_ALIASES
 
 from producer.contract import wire
+from producer.contract.blobs import Blobs
 from producer.contract.names import INFER_TASK, queue_of
 from producer.contract.results import BACKEND
 from producer.contract.settings import (
@@ -96,6 +97,7 @@ def celery_conf(settings: Settings) -> dict[str, Any]:
             "global_keyprefix": settings.prefix,
             "fleet_max_body_bytes": settings.max_body_bytes,
             "fleet_sentinels": broker.sentinels,
+            "fleet_blobs": Blobs.of(settings),
         },
         "broker_connection_retry_on_startup": True,
         # For ever: a worker outlives any outage of its Redis.

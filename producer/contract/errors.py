@@ -82,6 +82,12 @@ class ModelCodeFailed(FleetError):
     code = "MODEL_CODE_FAILED"
 
 
+class ArrayMissing(FleetError):
+    """A large array that the job or its reply refers to is not there any more."""
+
+    code = "ARRAY_MISSING"
+
+
 class BadMessage(FleetError):
     """The message cannot be read: its format, version or content type is not one we know."""
 

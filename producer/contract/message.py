@@ -41,8 +41,11 @@ class Message:
     body: bytes
 
 
-def to_fields(message: Message, *, job_id: str, rows: int) -> dict[str, Any]:
-    """Return the fields of the stream entry for ``message``, in writing order."""
+def to_fields(message: Message, *, job_id: str, rows: int, blobs: str = "") -> dict[str, Any]:
+    """Return the fields of the stream entry for ``message``, in writing order.
+
+    ``blobs`` names the arrays that are not in the body.
+    """
     envelope = [
         message.content_type,
         message.content_encoding,
@@ -54,6 +57,7 @@ def to_fields(message: Message, *, job_id: str, rows: int) -> dict[str, Any]:
         str(Field.ROWS): rows,
         str(Field.ENVELOPE): msgpack.packb(envelope, use_bin_type=True, default=str),
         str(Field.BODY): message.body,
+        **({str(Field.BLOBS): blobs} if blobs else {}),
     }
 
 

@@ -41,14 +41,16 @@ PRIORITIES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 class Field(enum.StrEnum):
     """The fields of a stream entry, in the order they are written.
 
-    A script reads ``ID`` and ``ROWS`` without opening the others.
+    A script reads ``ID``, ``ROWS`` and ``BLOBS`` without opening the others.
     """
 
     ID = "id"
     ROWS = "rows"
     ENVELOPE = "env"
     BODY = "body"
-    #: In place of the two before: a whole message as a stock app put it into a list.
+    #: The arrays that are not in the body: how many bytes, where, and their ids.
+    BLOBS = "blobs"
+    #: In place of envelope and body: a whole message as a stock app put it into a list.
     RAW = "raw"
 
 
@@ -90,6 +92,7 @@ class Keys:
     | ``delayed(queue)`` | sorted set | packed entries by the time they are due |
     | ``result(job)`` | string | the outcome, in Celery's own format, under Celery's name for it |
     | ``fence(job)`` | string | stands for a result that its client read and deleted |
+    | ``blob(id)`` | string | the elements of one large array, of a job or of a reply |
     | ``cancelled(job)`` | string | a mark: do not begin this job |
     | ``cancelled_stamp(header, stamp)`` | string | a mark: do not begin jobs with this stamp |
     | ``models`` | sorted set | models that live workers serve, by the time the entry is stale |
@@ -145,6 +148,9 @@ class Keys:
 
     def fence(self, job_id: str) -> str:
         return f"{self.prefix}fleet:fence:{job_id}"
+
+    def blob(self, blob_id: str) -> str:
+        return f"{self.prefix}fleet:blob:{blob_id}"
 
     def cancelled(self, job_id: str) -> str:
         return f"{self.prefix}fleet:cancelled:{job_id}"

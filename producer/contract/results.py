@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from kombu.serialization import dumps, loads
 
 from producer.contract import errors, wire
+from producer.contract.blobs import Blobs, Named, Spilled, named_in
 from producer.contract.names import INFER_TASK, Keys
 from producer.contract.patience import Patience
 from producer.contract.settings import (
@@ -38,7 +39,11 @@ BACKEND: Final = "producer.contract.results:FleetBackend"
 APP_BACKEND: Final = "producer.contract.results:AppBackend"
 
 #: What our results begin with. No serializer of Celery's writes a result that does.
+_VERSION: Final = bytes([wire.VERSION])
 _VERSION_BYTES: Final = frozenset(bytes([version]) for version in wire.READABLE_VERSIONS)
+
+#: What those begin with whose large arrays are elsewhere.
+_WITH_REFERENCES: Final = bytes([wire.VERSION_WITH_REFERENCES])
 
 #: kombu's names of the transport that jobs are sent with.
 _OUR_TRANSPORTS: Final = ("fleet", "fleets")
@@ -48,6 +53,20 @@ def _settings_of(app: Any) -> Settings:
     """Return the settings of the fleet whose jobs ``app`` sends."""
     fleet = getattr(app.tasks.get(INFER_TASK), "fleet", app)
     return getattr(fleet, "settings", None) or Settings.from_env()
+
+
+def _without_its_arrays(data: Any) -> Any:
+    """Return the result of a job whose answer came too late for its large arrays."""
+    gone = (
+        "The large arrays of this reply are gone: it was read before, they outlived result_ttl_s, "
+        "or Redis evicted them. Send the job again under a new id."
+    )
+    told = {
+        "exc_type": errors.ArrayMissing.__name__,
+        "exc_message": [gone],
+        "exc_module": errors.__name__,
+    }
+    return {**data, "status": states.FAILURE, "result": told}
 
 
 def _is_error(data: Any) -> bool:
@@ -153,9 +172,25 @@ class ReadingBackend(celery_redis.RedisBackend):
         waited: Iterator[None] = super()._wait_for_pending(result, timeout, **options, **kwargs)
         return waited
 
+    @functools.cached_property
+    def blobs(self) -> Blobs:
+        """Where the large arrays of results lie."""
+        return Blobs.of(_settings_of(self.app))
+
+    def read_blobs(self, named: Sequence[Named]) -> Mapping[str, bytes | None]:
+        """Return the large arrays of a result."""
+        return self.blobs.read(self.client, named)
+
     def decode(self, payload: Any) -> Any:
-        """Unpack a result: of ours, in the JSON that errors have, or in the app's own format."""
+        """Unpack a result: of ours, in the JSON that errors have, or in the app's own format.
+
+        One whose large arrays are gone is a failure that says so.
+        """
         first = payload[:1] if payload else b""
+        if named := named_in(payload) if first == _WITH_REFERENCES else ():
+            blobs = self.read_blobs(named)
+            data = wire.loads(payload, blobs)
+            return _without_its_arrays(data) if None in blobs.values() else data
         if first in _VERSION_BYTES:
             return loads(
                 payload,
@@ -226,6 +261,13 @@ class FleetBackend(ReadingBackend):
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Do nothing: Celery's own would subscribe to every job that is sent."""
 
+    def pack(self, data: Any) -> Spilled:
+        """Return a result as it is stored, its large arrays beside it."""
+        if _is_error(data) or _is_json(data):
+            payload = self.encode(data)
+            return Spilled(body=payload if isinstance(payload, bytes) else payload.encode())
+        return self.blobs.pack(data)
+
     def _encode(self, data: Any) -> Any:
         # What an error ends is often another app's: the next step of its chain, the body of its
         # chord. JSON is what that app's own backend reads.
@@ -241,6 +283,10 @@ class FleetBackend(ReadingBackend):
         return told
 
     def _set(self, key: Any, value: Any, expires: int | None = None) -> None:
+        spilled = self.blobs.spill(value) if value[:1] == _VERSION else Spilled(body=value)
+        ttl_s = self.blobs.output_ttl_s(self.expires if expires is None else expires)
+        self.blobs.keep(self.client, spilled, ttl_s=ttl_s)
+        value = spilled.body
         # A plain pipeline, where Celery's own has MULTI: a full Redis may refuse that.
         with self.client.pipeline(transaction=False) as pipe:
             pipe.set(key, value, ex=(self.expires if expires is None else expires) or None)

@@ -35,6 +35,12 @@ HEALTH_CHECK_INTERVAL_S: Final = 5
 #: A look at results that gets no answer in this time is given up: the next one follows soon.
 _LOOK_TIMEOUT_S: Final = 2.0
 
+#: Arrays are not looked for in packed bytes below this: their heads are told apart by their size.
+LEAST_INLINE_BYTES: Final = 64 * 1024
+
+#: A week is how long a job may wait for somebody who is away.
+BLOB_TTL_S: Final = 7 * 86_400
+
 #: Each with what it is called with TLS.
 _SCHEMES: Final = {"redis": "rediss", "fleet": "fleets", "sentinel": "sentinels"}
 _SENTINEL: Final = ("sentinel", "sentinels")
@@ -258,6 +264,15 @@ class Settings:
     prefix: str = ""
     #: The largest packed job; a larger one is refused where it is sent.
     max_body_bytes: int = 64 * 1024 * 1024
+    #: The largest array that travels within its job or reply; a larger one lies beside the queue,
+    #: and the message refers to it.
+    inline_max_bytes: int = 64 * 1024
+    #: How long a large array waits for its job to begin. A queue has no expiry, but an array
+    #: without one could be left for ever.
+    blob_ttl_s: int = BLOB_TTL_S
+    #: A folder or bucket for large arrays, as fsspec names it, for example file:///mnt/arrays or
+    #: s3://bucket/arrays; empty means Redis.
+    blob_url: str = dataclasses.field(default="", repr=False)
     #: New jobs are refused while the broker uses more than this part of its maxmemory. The rest is
     #: for what workers write to get rid of the jobs that wait: results, fences, callbacks, their
     #: own status. A full server refuses some of it. 1: jobs are refused only by a full server.
@@ -270,11 +285,21 @@ class Settings:
             object.__setattr__(self, "reply_timeout_s", float(self.result_ttl_s))
         Server.from_url(self.broker_url)
         Server.from_url(self.result_url)
-        positive = ("result_ttl_s", "fence_ttl_s", "reply_timeout_s", "max_body_bytes")
-        for name in (*positive, "memory_watermark"):
+        positive = ("result_ttl_s", "fence_ttl_s", "blob_ttl_s", "max_body_bytes")
+        for name in (*positive, "reply_timeout_s", "memory_watermark"):
             # Not <= 0, which lets NaN through.
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be greater than 0.")
+        if self.inline_max_bytes < LEAST_INLINE_BYTES:
+            raise ConfigError(
+                f"inline_max_bytes is {self.inline_max_bytes}. It must be at least "
+                f"{LEAST_INLINE_BYTES:,}: smaller arrays cost less within their message."
+            )
+        if self.blob_url and "://" not in self.blob_url:
+            raise ConfigError(
+                "blob_url is no URL. Write file:///mnt/arrays, s3://bucket/arrays, or whatever "
+                "fsspec takes."
+            )
         if self.memory_watermark > 1:
             raise ConfigError(
                 f"memory_watermark is {self.memory_watermark:g}. It is a part of maxmemory: 1 at "
@@ -322,5 +347,8 @@ _VARIABLES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "FLEET_REPLY_TIMEOUT_S": ("reply_timeout_s", float),
     "FLEET_PREFIX": ("prefix", str),
     "FLEET_MAX_BODY_BYTES": ("max_body_bytes", int),
+    "FLEET_INLINE_MAX_BYTES": ("inline_max_bytes", int),
+    "FLEET_BLOB_TTL_S": ("blob_ttl_s", int),
+    "FLEET_BLOB_URL": ("blob_url", str),
     "FLEET_MEMORY_WATERMARK": ("memory_watermark", float),
 }

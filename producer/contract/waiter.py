@@ -64,8 +64,12 @@ class Waiter:
                     raise _timeout(awaited, patience, trouble)
                 step_s = max(0.0, look_at - time.monotonic())
                 told = subscription.news(min(step_s, patience.left_s))
-                for news in told or ():
-                    awaited.take(news.channel, news.data)
+                try:
+                    for news in told or ():
+                        awaited.take(news.channel, news.data)
+                except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                    # Large arrays of a result could not be read: the next look tries again.
+                    trouble = error
                 if told is None or time.monotonic() >= look_at:
                     trouble = self._look(awaited)
                     _call(on_interval)

@@ -1,9 +1,9 @@
 -- begin: decide for each job of a batch whether it may start now, and count the start.
 --
 -- KEYS  the queue's journal, then its streams
--- ARGV  group, consumer, max attempts, prefixes of the result, fence and cancelled keys, then per job: number
---       of its stream (from 2, as in KEYS), entry id, job id, packed keys of the marks that cancel it beside
---       its own ('' for none)
+-- ARGV  group, consumer, max attempts, prefixes of the result, fence, cancelled and blob keys, then per job:
+--       number of its stream (from 2, as in KEYS), entry id, job id, packed keys of the marks that cancel it
+--       beside its own ('' for none), its field `blobs` ('' for none)
 -- out   per job {verdict, starts before this one}
 --       run        start it now, with the others
 --       alone      start it now and nothing beside it: an earlier start has no outcome
@@ -17,13 +17,26 @@
 --
 -- First write: XCLAIM or XACK; a full server allows both, and then allows the HSET.
 local group, consumer, max_attempts = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local result, fence, cancelled = ARGV[4], ARGV[5], ARGV[6]
+local result, fence, cancelled, blob = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local journal = KEYS[1]
 local out, seen, running, alone = {}, {}, 0, false
 
-local function drop(stream, id)
+local function blobs_of(fields)
+  for i = 1, #fields, 2 do
+    if fields[i] == 'blobs' then return fields[i + 1] end
+  end
+  return ''
+end
+
+-- A copy that was sent over a connection which broke has the same large arrays as the job that lives.
+local function drop(stream, id, blobs, kept)
   redis.call('XACK', stream, group, id)
   redis.call('XDEL', stream, id)
+  if blobs ~= kept then
+    for name in string.gmatch(string.match(blobs, '^%d+ redis (.*)$') or '', '%S+') do
+      redis.call('DEL', blob .. name)
+    end
+  end
 end
 
 local function is_cancelled(job, marks)
@@ -31,7 +44,7 @@ local function is_cancelled(job, marks)
   return marks ~= '' and redis.call('EXISTS', unpack(cmsgpack.unpack(marks))) > 0
 end
 
-local function verdict_of(stream, id, job, marks)
+local function verdict_of(stream, id, job, marks, blobs)
   if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 'lost', 0 end
   redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
   local record = redis.call('HGET', journal, job)
@@ -40,19 +53,22 @@ local function verdict_of(stream, id, job, marks)
     local its_stream, its_id, count, reason = string.match(record, '^(%S+) (%S+) (%d+) (%S+) ')
     if its_stream == stream and its_id == id then
       starts, why = tonumber(count), reason
-    elseif its_stream and #redis.call('XRANGE', its_stream, its_id, its_id) > 0 then
-      drop(stream, id)
-      return 'duplicate', 0
+    elseif its_stream then
+      local living = redis.call('XRANGE', its_stream, its_id, its_id)[1]
+      if living then
+        drop(stream, id, blobs, blobs_of(living[2]))
+        return 'duplicate', 0
+      end
     end
   end
   if seen[job] then
-    drop(stream, id)
+    drop(stream, id, blobs, seen[job])
     return 'duplicate', 0
   end
-  seen[job] = true
+  seen[job] = blobs
   if redis.call('EXISTS', result .. job, fence .. job) > 0 then
     redis.call('HDEL', journal, job)
-    drop(stream, id)
+    drop(stream, id, blobs)
     return 'done', starts
   end
   if is_cancelled(job, marks) then return 'cancelled', starts end
@@ -68,8 +84,9 @@ local function verdict_of(stream, id, job, marks)
   return 'run', starts
 end
 
-for i = 7, #ARGV, 4 do
-  local verdict, starts = verdict_of(KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+for i = 8, #ARGV, 5 do
+  local stream = KEYS[tonumber(ARGV[i])]
+  local verdict, starts = verdict_of(stream, ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
   out[#out + 1] = {verdict, starts}
 end
 return out

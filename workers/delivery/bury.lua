@@ -3,20 +3,21 @@
 -- KEYS  the queue's journal, its dead letters, the entry's stream
 -- ARGV  group, consumer, entry id, job id ('' when it has none that can be read), prefixes of the result,
 --       fence and cancelled keys, life of a result in seconds, 1 where results lie on another server (else 0),
---       packed failure ('' for none), channel that is told the id ('' for none), then field, value, ... of the
---       letter (code, reason, attempts, worker, buried_unix_s)
+--       packed failure ('' for none), channel that is told the id ('' for none), prefix of the blob keys, life
+--       of a large array in seconds, then field, value, ... of the letter (code, reason, attempts, worker,
+--       buried_unix_s)
 -- out   1, or 0 when the entry is no longer ours
 --
 -- First write: XCLAIM; a full server allows it, and then allows the XADD.
 local group, consumer, id, job = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local result, fence, cancelled, ttl_s, apart = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9] == '1'
-local payload, channel = ARGV[10], ARGV[11]
+local payload, channel, blob, blob_ttl_s = ARGV[10], ARGV[11], ARGV[12], ARGV[13]
 local journal, dead, stream = KEYS[1], KEYS[2], KEYS[3]
 
 if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 0 end
 redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
 local letter = {}
-for i = 12, #ARGV do letter[#letter + 1] = ARGV[i] end
+for i = 14, #ARGV do letter[#letter + 1] = ARGV[i] end
 letter[#letter + 1] = 'stream'
 letter[#letter + 1] = stream
 letter[#letter + 1] = 'entry'
@@ -27,6 +28,8 @@ if entry then
   for i = 1, math.min(#entry[2], 1000), 2 do
     letter[#letter + 1] = 'original:' .. entry[2][i]
     letter[#letter + 1] = entry[2][i + 1]
+    local large = entry[2][i] == 'blobs' and string.match(entry[2][i + 1], '^%d+ redis (.*)$') or ''
+    for name in string.gmatch(large, '%S+') do redis.call('EXPIRE', blob .. name, blob_ttl_s) end
   end
 end
 redis.call('XADD', dead, '*', unpack(letter))

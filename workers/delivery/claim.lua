@@ -35,7 +35,8 @@ end
 local function take(stream, journal, entry, reads, limits)
   local id, fields = entry[1], entry[2]
   local its_rows = math.max(1, tonumber(field(fields, 'rows') or '1') or 1)
-  local its_bytes = #(field(fields, 'body') or field(fields, 'raw') or '')
+  local large = string.match(field(fields, 'blobs') or '', '^%d+')
+  local its_bytes = #(field(fields, 'body') or field(fields, 'raw') or '') + tonumber(large or 0)
   local job = field(fields, 'id')
   local started = job and redis.call('HEXISTS', journal, job) == 1
   local unreadable = not started and reads > free_reads

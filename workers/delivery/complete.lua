@@ -2,8 +2,9 @@
 --
 -- KEYS  the queue's journal, then its streams
 -- ARGV  group, consumer, life of a result in seconds, 1 where results lie on another server (else 0), prefixes
---       of the result, fence and cancelled keys, then per job: number of its stream (from 2, as in KEYS),
---       entry id, job id, packed result ('' when it is stored already), channel that is told the id ('' for none)
+--       of the result, fence, cancelled and blob keys, then per job: number of its stream (from 2, as in KEYS),
+--       entry id, job id, packed result ('' when it is stored already), channel that is told the id ('' for
+--       none), its field `blobs` ('' for none)
 -- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: no result is stored)
 --
 -- Where the result lies on another server, a fence stands for it here as long as it lives there, so that a
@@ -13,7 +14,7 @@
 -- reason, such as a right that the user lacks, ends the script before the job is acknowledged: it keeps its
 -- answer.
 local group, consumer, ttl_s, apart = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
-local result, fence, cancelled = ARGV[5], ARGV[6], ARGV[7]
+local result, fence, cancelled, blob = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local journal = KEYS[1]
 local out, told = {}, {}
 
@@ -35,7 +36,7 @@ local function store(job, payload)
   return 'stored'
 end
 
-local function complete(stream, id, job, payload)
+local function complete(stream, id, job, payload, blobs)
   if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return forget(stream, id, job) end
   redis.call('DEL', cancelled .. job)
   local done = store(job, payload)
@@ -43,12 +44,15 @@ local function complete(stream, id, job, payload)
   redis.call('XACK', stream, group, id)
   redis.call('XDEL', stream, id)
   redis.call('HDEL', journal, job)
+  for name in string.gmatch(string.match(blobs, '^%d+ redis (.*)$') or '', '%S+') do
+    redis.call('DEL', blob .. name)
+  end
   return done
 end
 
-for i = 8, #ARGV, 5 do
+for i = 9, #ARGV, 6 do
   local job, channel = ARGV[i + 2], ARGV[i + 4]
-  local done = complete(KEYS[tonumber(ARGV[i])], ARGV[i + 1], job, ARGV[i + 3])
+  local done = complete(KEYS[tonumber(ARGV[i])], ARGV[i + 1], job, ARGV[i + 3], ARGV[i + 5])
   out[#out + 1] = done
   if channel ~= '' and done ~= 'lost' then
     told[channel] = told[channel] and (told[channel] .. ',' .. job) or job

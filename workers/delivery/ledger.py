@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgpack
 import redis
 
+from producer.contract.blobs import Named
 from producer.contract.names import FREE, GROUP, PRIORITIES, Field, Keys
+from producer.contract.settings import BLOB_TTL_S
 from workers.batching.closing import Closed
 from workers.delivery import scripts
 from workers.delivery.scripts import Call
@@ -94,8 +96,21 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """The size of the body, or of the whole message where it came through a list."""
-        return len(self.fields.get(Field.BODY.encode()) or self.fields.get(Field.RAW.encode(), b""))
+        """The size of the body and of the arrays that are not in it, or of the whole message where
+        it came through a list.
+        """
+        body = self.fields.get(Field.BODY.encode()) or self.fields.get(Field.RAW.encode(), b"")
+        return len(body) + self.named.nbytes
+
+    @property
+    def blobs(self) -> bytes:
+        """The field that names its large arrays; empty where it has none."""
+        return self.fields.get(Field.BLOBS.encode(), b"")
+
+    @property
+    def named(self) -> Named:
+        """Its large arrays."""
+        return Named.read(self.blobs)
 
     @property
     def added_unix_s(self) -> float:
@@ -154,6 +169,8 @@ class Ledger:
     max_attempts: int
     #: Whether results lie on another server.
     apart: bool = False
+    #: How long the large arrays of a dead letter are kept.
+    blob_ttl_s: int = BLOB_TTL_S
 
     def claim(self, wishes: Sequence[Wish], *, running: bool = False) -> Call[Claimed | None]:
         """Take a batch of the queue that waited longest, as `claim.lua` says; None when none has
@@ -206,11 +223,12 @@ class Ledger:
         """
         args: list[Any] = [GROUP, self.consumer, self.max_attempts]
         args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
+        args.append(self.keys.blob(""))
         numbers = self._numbers(queue)
         for entry, job_id, stamps in jobs:
             marks = [self.keys.cancelled_stamp(header, stamp) for header, stamp in stamps]
             packed = msgpack.packb(marks, use_bin_type=False) if marks else ""
-            args += [numbers[entry.stream], entry.entry_id, job_id, packed]
+            args += [numbers[entry.stream], entry.entry_id, job_id, packed, entry.blobs]
         return Call(
             script=scripts.BEGIN,
             keys=self._journal_and_streams(queue),
@@ -227,11 +245,13 @@ class Ledger:
         """End jobs and store their results."""
         args: list[Any] = [GROUP, self.consumer, self.result_ttl_s, int(self.apart)]
         args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
+        args.append(self.keys.blob(""))
         numbers = self._numbers(queue)
         for end in ends:
             payload = end.payload if end.payload is not None else b""
             channel = self.keys.replies(end.reply_to) if end.reply_to else ""
             args += [numbers[end.entry.stream], end.entry.entry_id, end.job_id, payload, channel]
+            args.append(end.entry.blobs)
         return Call(
             script=scripts.COMPLETE,
             keys=self._journal_and_streams(queue),
@@ -254,6 +274,7 @@ class Ledger:
         args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
         args += [self.result_ttl_s, int(self.apart), payload or b""]
         args.append(self.keys.replies(reply_to) if reply_to else "")
+        args += [self.keys.blob(""), self.blob_ttl_s]
         for name, value in dataclasses.asdict(letter).items():
             args += [name, value]
         args += ["job", job_id or "", "buried_unix_s", f"{time.time():.3f}"]
@@ -262,6 +283,12 @@ class Ledger:
             keys=[self.keys.journal(queue), self.keys.dead(queue), entry.stream],
             args=args,
             read=bool,
+        )
+
+    def keep(self, blob_id: str, data: bytes | memoryview, *, ttl_s: int) -> Call[int]:
+        """Store one large array of a reply."""
+        return Call(
+            script=scripts.KEEP, keys=[self.keys.blob(blob_id)], args=[data, ttl_s], read=int
         )
 
     def owned(self, client: redis.Redis, entries: Sequence[Entry]) -> list[bool]:

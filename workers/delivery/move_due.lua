@@ -18,7 +18,7 @@ local function entry_of(member)
   for i = 3, #ARGV do
     if ARGV[i] == packed.priority then stream = KEYS[i - 1] end
   end
-  for _, name in ipairs({'id', 'rows', 'env', 'body', 'raw'}) do
+  for _, name in ipairs({'id', 'rows', 'env', 'body', 'blobs', 'raw'}) do
     local kind = type(packed[name])
     if kind == 'string' or kind == 'number' then
       fields[#fields + 1] = name

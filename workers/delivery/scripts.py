@@ -45,11 +45,12 @@ TAKE_OVER: Final = read_script(_FOLDER, "take_over")
 MOVE_DUE: Final = read_script(_FOLDER, "move_due")
 GROUPS: Final = read_script(_FOLDER, "groups")
 BRIDGE: Final = read_script(_FOLDER, "bridge")
+KEEP: Final = read_script(_FOLDER, "keep")
 
 #: Every script of this folder.
 ALL: Final = (
     *(CLAIM, BEGIN, COMPLETE, BURY, RELEASE, UNFINISHED),
-    *(RENEW, TAKE_OVER, MOVE_DUE, GROUPS, BRIDGE),
+    *(RENEW, TAKE_OVER, MOVE_DUE, GROUPS, BRIDGE, KEEP),
 )
 
 

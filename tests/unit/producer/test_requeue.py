@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from producer.contract.app import FleetApp
+from producer.contract.blobs import Blobs
 from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings, redis_client
 from producer.dead import DeadLetter, letters
@@ -19,6 +20,7 @@ from producer.requeue import Requeued, purge, requeue
 
 QUEUE = "fleet.digits"
 KEYS = Keys()
+BLOBS = Blobs.of(Settings())
 STREAM = KEYS.stream(QUEUE, Priority.LOW)
 FAILURE = b'{"status": "FAILURE", "result": {}}'
 ANSWER = b"\x01\x80"
@@ -216,7 +218,7 @@ def test_a_client_that_has_just_read_the_failure_does_not_fence_the_requeued_job
     (read,) = reading.read(["one"])
 
     requeue_all(client)
-    reading.forget([read.job_id])
+    reading.forget([read])
 
     assert client.exists(KEYS.fence("one")) == 0
 
@@ -227,7 +229,7 @@ def test_a_purge_deletes_the_letters_it_was_given(client: redis.Redis) -> None:
     *meant, other = all_letters(client)
     client.xdel(KEYS.dead(QUEUE), meant[0].letter_id)
 
-    ends = [was for _, was in purge(client, KEYS, meant)]
+    ends = [was for _, was in purge(client, BLOBS, meant)]
 
     assert ends == [False] + [True] * 248
     assert [letter.job_id for letter in all_letters(client)] == [other.job_id]
@@ -241,3 +243,31 @@ def test_reading_a_letter_brings_no_body_along(client: redis.Redis) -> None:
     assert letter.sizes_bytes == {"id": 5, "env": 0, "body": 6000}
     assert "canary" not in repr(letter) + repr(letter.about())
     assert letter.about()["readable"] is False
+
+
+def test_a_letter_goes_back_with_its_large_arrays_or_not_at_all(client: redis.Redis) -> None:
+    ids = ["a" * 32, "b" * 32]
+    for number, blob_id in enumerate(ids):
+        bury(client, f"job-{number}", id=f"job-{number}", blobs=f"8 redis {blob_id}")
+    client.set(KEYS.blob(ids[0]), b"elements", ex=60)
+
+    ends = requeue_all(client)
+
+    assert ends == [Requeued.REQUEUED, Requeued.MISSING]
+    assert client.ttl(KEYS.blob(ids[0])) > 6 * 86_400
+    assert entries(client)[0][b"blobs"] == f"8 redis {ids[0]}".encode()
+
+
+def test_a_purged_letter_takes_its_large_arrays_along(client: redis.Redis) -> None:
+    for number in range(2):
+        bury(client, f"job-{number}", id=f"job-{number}", blobs=f"8 redis {number:032x}")
+        client.set(KEYS.blob(f"{number:032x}"), b"elements", ex=60)
+    seen = all_letters(client)
+    client.xdel(KEYS.dead(QUEUE), seen[1].letter_id)
+
+    ends = [was for _, was in purge(client, BLOBS, seen)]
+
+    assert ends == [True, False]
+    assert client.exists(KEYS.blob(f"{0:032x}")) == 0
+    # Somebody requeued it meanwhile, and its job needs it.
+    assert client.exists(KEYS.blob(f"{1:032x}")) == 1

@@ -39,7 +39,7 @@ def test_no_header_keeps_an_answer_from_being_packed(
 ) -> None:
     answer = Answer(job=job(**headers), outputs={"y": 1}, about={"model": "m"})
 
-    meta = wire.loads(answers.pack(answer))
+    meta = wire.loads(answers.pack(answer).body)
 
     assert meta["status"] == "SUCCESS"
     assert meta["result"] == {"y": 1}
@@ -50,7 +50,7 @@ def test_no_header_keeps_an_answer_from_being_packed(
 def test_an_expired_job_is_revoked_with_its_own_error(answers: Answers) -> None:
     answer = Answer(job=job(), error=Expired("too late"))
 
-    meta = wire.loads(answers.pack(answer)) if answers.pack(answer)[:1] != b"{" else None
+    meta = wire.loads(answers.pack(answer).body) if answers.pack(answer).body[:1] != b"{" else None
 
     assert answer.state == "REVOKED"
     assert meta is None or meta["result"]["exc_type"] == "Expired"
@@ -64,7 +64,7 @@ def test_a_job_that_came_in_json_is_answered_in_json(answers: Answers) -> None:
     }
     came = dataclasses.replace(job(), in_json=True)
 
-    meta = json.loads(answers.pack(Answer(job=came, outputs=outputs, about={"model": "m"})))
+    meta = json.loads(answers.pack(Answer(job=came, outputs=outputs, about={"model": "m"})).body)
 
     assert meta["result"] == {
         "y": [[1.5, 2.0]],
@@ -75,7 +75,7 @@ def test_a_job_that_came_in_json_is_answered_in_json(answers: Answers) -> None:
 
 
 def test_an_error_says_its_code_to_an_app_without_our_classes(answers: Answers) -> None:
-    packed = answers.pack_failure("j", BadMessage("what to do"), {})
+    packed = answers.pack_failure("j", BadMessage("what to do"), {}).body
 
     assert json.loads(packed)["result"] == {
         "exc_type": "BadMessage",

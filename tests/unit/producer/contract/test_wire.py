@@ -122,7 +122,7 @@ def test_a_hostile_size_is_refused_and_allocates_nothing(hostile: bytes) -> None
     assert peak_bytes < 1_000_000
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00\x90", b"\x02\x90", b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"\x00\x90", b"\x03\x90", b"\xff"])
 def test_an_unknown_version_is_refused_with_what_is_readable(data: bytes) -> None:
     with pytest.raises(BadMessage, match="readable here: 1"):
         wire.loads(data)
@@ -252,3 +252,83 @@ def test_a_group_of_celery_is_the_map_that_it_holds() -> None:
     steps = group(Signature("own.task", app=Celery(set_as_current=False)) for _ in range(2))
 
     assert wire.loads(wire.dumps({"chain": [steps]})) == json.loads(json.dumps({"chain": [steps]}))
+
+
+def _wide(rows: int = 1, dtype: str = "<f4") -> np.ndarray[Any, Any]:
+    return np.arange(rows * 70_000).astype(dtype).reshape(rows, -1)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<i8", "|u1"])
+@pytest.mark.parametrize("by_dumps", [True, False])
+def test_large_arrays_lie_beside_their_message_and_come_back(dtype: str, by_dumps: bool) -> None:
+    sent: dict[str, Any] = {
+        "big": [_wide(2, dtype), _wide(3, dtype)],
+        "small": np.ones(3),
+        "text": "ä" * 70_000,
+    }
+    spill = wire.Spill(over_bytes=65_536, where=wire.Where.REDIS)
+
+    packed = wire.dumps(sent, spill) if by_dumps else wire.spill_packed(wire.dumps(sent), spill)
+    blobs = {blob_id: bytes(data) for blob_id, data in spill.blobs.items()}
+    back = wire.loads(packed, blobs)
+
+    assert packed[0] == 2
+    assert len(packed) < 150_000
+    assert [reference.blob_id for reference in wire.references(packed)] == list(blobs)
+    assert [reference.nbytes for reference in wire.references(packed)] == list(
+        map(len, blobs.values())
+    )
+    for array, original in zip(back["big"], sent["big"], strict=True):
+        np.testing.assert_array_equal(array, original)
+        assert array.dtype == original.dtype
+        assert array.flags.writeable
+    np.testing.assert_array_equal(back["small"], sent["small"])
+    assert back["text"] == sent["text"]
+
+
+def test_a_message_without_large_arrays_is_one_that_older_readers_know() -> None:
+    spill = wire.Spill(over_bytes=65_536, where=wire.Where.REDIS)
+
+    packed = wire.dumps({"x": np.zeros(16_384, "f4"), "b": bytes(70_000)}, spill)
+
+    assert packed[0] == 1
+    assert wire.spill_packed(packed, spill) is packed
+    assert not spill.blobs
+
+
+def _reference(packed: bytes) -> bytes:
+    return b"\x02" + bytes(msgpack.packb(msgpack.ExtType(2, packed)))
+
+
+_HEADER = struct.pack("<3sB2Q", b"<f4", 2, 1, 4)
+_ID = bytes(range(16))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        _HEADER,
+        _HEADER + b"\x00" + _ID[:-1],
+        _HEADER + b"\x02" + _ID,
+        _HEADER + b"\x00" + _ID + b"/etc/passwd",
+        struct.pack("<3sB2Q", b"<f4", 2, 1, 2**40) + b"\x00" + _ID,
+        struct.pack("<3sB2Q", b"|O8", 2, 1, 4) + b"\x00" + _ID,
+    ],
+)
+def test_a_reference_that_makes_no_sense_is_refused(packed: bytes) -> None:
+    for read in (wire.loads, wire.references):
+        with pytest.raises(BadMessage):
+            read(_reference(packed))
+
+
+def test_a_reference_is_read_only_where_its_blob_is_given_and_fits() -> None:
+    message = _reference(_HEADER + b"\x00" + _ID)
+
+    with pytest.raises(BadMessage, match="not read here"):
+        wire.loads(message)
+    with pytest.raises(BadMessage, match="does not match"):
+        wire.loads(message, {_ID.hex(): bytes(15)})
+    assert wire.loads(message, {_ID.hex(): bytes(16)}).shape == (1, 4)
+    missing = wire.loads(message, {_ID.hex(): None})
+    assert (missing.shape, missing.nbytes) == ((1, 4), 16)

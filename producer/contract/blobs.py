@@ -1,0 +1,217 @@
+"""Where large arrays lie on their way: raw elements beside the queue, and what stands for them.
+
+An array of more than FLEET_INLINE_MAX_BYTES is taken out of a packed job or reply, and lies as it
+is under a Redis key of its own that expires, or in a folder or bucket (`producer.contract.store`).
+The message keeps a reference: dtype, shape, an id, and which of the two. An id names no place: a
+message cannot have anything else read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import redis
+
+from producer.contract import wire
+from producer.contract.names import Keys
+from producer.contract.settings import Settings
+from producer.contract.store import Store
+from producer.contract.wire import Where
+
+#: Runs the command in ARGV if each of KEYS is there. A server that was full for the arrays may have
+#: room again for the job: taking it without them would be taking it to fail.
+_IF_THERE: Final = """
+if redis.call('EXISTS', unpack(KEYS)) < #KEYS then
+    return redis.error_reply('OOM command not allowed: the arrays before it were not taken')
+end
+return redis.call(unpack(ARGV))
+"""
+
+#: An input's arrays outlive the time its job expires at by this, and a result's arrays the result.
+_MARGIN_S: Final = 60
+
+#: What the field `blobs` of an entry says: how many bytes, in which of the two, under which ids.
+_FIELD: Final = re.compile(r"(\d{1,18}) (redis|store)((?: [0-9a-f]{32})+)")
+
+#: Where scripts and fields say it.
+_NAMES: Final = {Where.REDIS: "redis", Where.STORE: "store"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The large arrays of one job, as its entry names them."""
+
+    nbytes: int = 0
+    where: Where = Where.REDIS
+    ids: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the field ``blobs``."""
+        return " ".join((str(self.nbytes), _NAMES[self.where], *self.ids)) if self.ids else ""
+
+    @classmethod
+    def read(cls, field: bytes) -> Named:
+        """Read the field ``blobs``; one that makes no sense names nothing."""
+        if not field:
+            return _NOTHING
+        found = _FIELD.fullmatch(field.decode("ascii", "replace"))
+        if found is None:
+            return _NOTHING
+        where = Where.REDIS if found[2] == "redis" else Where.STORE
+        return cls(nbytes=int(found[1]), where=where, ids=tuple(found[3].split()))
+
+
+_NOTHING: Final = Named()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spilled:
+    """A packed job or reply without its large arrays, and these."""
+
+    body: bytes = dataclasses.field(repr=False)
+    named: Named = Named()
+    #: By id: the raw elements.
+    blobs: Mapping[str, bytes | memoryview] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of both."""
+        return len(self.body) + self.named.nbytes
+
+    @property
+    def in_redis(self) -> Iterable[tuple[str, bytes | memoryview]]:
+        """The arrays that lie in Redis."""
+        return self.blobs.items() if self.named.where is Where.REDIS else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blobs:
+    """The large arrays of one fleet: how they are named, written, read and deleted."""
+
+    keys: Keys
+    #: The largest array that stays in its message.
+    over_bytes: int
+    #: How long an array waits for its job.
+    ttl_s: int
+    #: Empty: Redis.
+    url: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Blobs:
+        return cls(
+            keys=Keys(prefix=settings.prefix),
+            over_bytes=settings.inline_max_bytes,
+            ttl_s=settings.blob_ttl_s,
+            url=settings.blob_url,
+        )
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """The folder or bucket; raises ConfigError where there is none."""
+        return Store(self.url)
+
+    def pack(self, obj: object) -> Spilled:
+        """Pack ``obj`` as `wire.dumps` does, its large arrays beside it."""
+        spill = self._spill()
+        return _spilled(wire.dumps(obj, spill), spill)
+
+    def spill(self, packed: bytes) -> Spilled:
+        """Take the large arrays out of what somebody else packed with `wire.dumps`."""
+        if len(packed) <= self.over_bytes or packed[0] != wire.VERSION:
+            return Spilled(body=packed)
+        spill = self._spill()
+        return _spilled(wire.spill_packed(packed, spill), spill)
+
+    def _spill(self) -> wire.Spill:
+        where = Where.STORE if self.url else Where.REDIS
+        return wire.Spill(over_bytes=self.over_bytes, where=where)
+
+    def input_ttl_s(self, *, due_in_s: float = 0.0, expires_in_s: float | None = None) -> int:
+        """Return how long the arrays of a job are kept that may not begin before and after."""
+        lives_s = self.ttl_s if expires_in_s is None else min(self.ttl_s, expires_in_s + _MARGIN_S)
+        return int(max(0.0, due_in_s) + max(_MARGIN_S, lives_s))
+
+    def output_ttl_s(self, result_ttl_s: float) -> int:
+        """Return how long the arrays of a result are kept: a little longer than itself."""
+        return int(result_ttl_s) + _MARGIN_S
+
+    def commands(
+        self, spilled: Spilled, command: Sequence[Any], *, ttl_s: int
+    ) -> list[Sequence[Any]]:
+        """Return the commands that send a job by ``command``, its arrays first.
+
+        Files are written here.
+        """
+        if not spilled.blobs:
+            return [command]
+        if spilled.named.where is Where.STORE:
+            self.store.write(spilled.blobs)
+            return [command]
+        keys = [self.keys.blob(blob_id) for blob_id in spilled.blobs]
+        sets = [
+            ("SET", key, data, "EX", ttl_s)
+            for key, data in zip(keys, spilled.blobs.values(), strict=True)
+        ]
+        return [*sets, ("EVAL", _IF_THERE, len(keys), *keys, *command)]
+
+    def keep(self, client: redis.Redis, spilled: Spilled, *, ttl_s: int) -> None:
+        """Write the arrays of a reply, before the reply."""
+        if spilled.named.where is Where.STORE:
+            self.store.write(spilled.blobs)
+            return
+        for blob_id, data in spilled.blobs.items():
+            client.set(self.keys.blob(blob_id), data, ex=ttl_s)
+
+    def read(self, client: redis.Redis, named: Iterable[Named]) -> dict[str, bytes | None]:
+        """Return what lies under the ids, None for what is gone; one round trip to Redis."""
+        found: dict[str, bytes | None] = {}
+        in_redis: list[str] = []
+        for each in named:
+            if each.where is Where.STORE:
+                found |= self.store.read(each.ids)
+            else:
+                in_redis += each.ids
+        if in_redis:
+            values: Any = client.mget([self.keys.blob(blob_id) for blob_id in in_redis])
+            found |= zip(in_redis, values, strict=True)
+        return found
+
+    def remove(self, client: redis.Redis, named: Iterable[Named]) -> None:
+        """Delete what lies under the ids."""
+        keys: list[str] = []
+        for each in named:
+            if each.where is Where.STORE:
+                self.store.remove(each.ids)
+            else:
+                keys += [self.keys.blob(blob_id) for blob_id in each.ids]
+        if keys:
+            client.delete(*keys)
+
+
+def _spilled(body: bytes, spill: wire.Spill) -> Spilled:
+    nbytes = sum(map(len, spill.blobs.values()))
+    named = Named(nbytes=nbytes, where=spill.where, ids=tuple(spill.blobs))
+    return Spilled(body=body, named=named, blobs=spill.blobs)
+
+
+def named_in(payload: bytes) -> tuple[Named, ...]:
+    """Return the arrays that a packed reply refers to."""
+    found = wire.references(payload)
+    named = (
+        Named(
+            nbytes=sum(each.nbytes for each in found if each.where is where),
+            where=where,
+            ids=tuple(each.blob_id for each in found if each.where is where),
+        )
+        for where in Where
+    )
+    return tuple(each for each in named if each.ids)
+
+
+def unguarded(command: Sequence[Any]) -> Sequence[Any]:
+    """Return the command that sends a job out of one that looks for its arrays first."""
+    return command[3 + int(command[2]) :] if command[:2] == ("EVAL", _IF_THERE) else command
