@@ -17,12 +17,14 @@ import redis
 from kombu.serialization import loads
 
 from producer.client import Client, Job
-from producer.contract.errors import ArrayMissing, WorkerLost
+from producer.contract.blobs import Blobs
+from producer.contract.errors import ArrayMissing, Cancelled, Expired, Overloaded, WorkerLost
 from producer.contract.names import Keys, Priority, queue_of
 from producer.contract.settings import Settings
 from producer.contract.wire import CONTENT_TYPE
 from producer.dead import letters
 from producer.requeue import Requeued, requeue
+from producer.transport import is_full
 from tests.support.app import fleet_app, own_app
 from tests.support.engines import Do, batches, starts
 from tests.support.servers import TestServer
@@ -238,3 +240,53 @@ def test_a_job_that_is_delayed_finds_its_array_when_it_is_due(
         assert delayed.get(timeout=30)["y"].nbytes == ROW_BYTES
 
     wait_until(lambda: len(blobs(client)) == 1, what="the reply's array alone to be left")
+
+
+def test_a_full_server_takes_the_arrays_of_replies_and_refuses_those_of_jobs(
+    fleet: Client, client: redis.Redis, folder: Path, held: Path
+) -> None:
+    holding = hold_with(fleet, folder, 12)
+    before = blobs(client)
+    client.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(Overloaded):
+            fleet.submit(MODEL, row())
+        assert blobs(client) == before
+        held.unlink()
+        assert holding.reply(timeout_s=30).outputs["y"].nbytes == ROW_BYTES
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_a_job_whose_arrays_were_refused_is_refused_as_well(client: redis.Redis) -> None:
+    spilled = Blobs.of(Settings()).pack(row())
+    *_, send = Blobs.of(Settings()).commands(
+        spilled, ["XADD", "fleet:stream:x", "*", "a", 1], ttl_s=9
+    )
+
+    with pytest.raises(redis.ResponseError) as refusal:
+        client.execute_command(*send)
+
+    assert is_full(refusal.value)
+    assert not client.exists("fleet:stream:x")
+
+
+@pytest.mark.parametrize("how", ["expired", "cancelled"])
+def test_the_array_of_a_job_that_never_runs_goes_with_it(
+    fleet: Client, client: redis.Redis, folder: Path, held: Path, how: str
+) -> None:
+    holding = hold_with(fleet, folder, 13)
+    before = set(blobs(client))
+    expires_s = 0.001 if how == "expired" else None
+    job = fleet.submit(MODEL, row(), expires_s=expires_s, priority="low")
+    (its,) = set(blobs(client)) - before
+    if how == "cancelled":
+        job.cancel()
+    else:
+        assert client.ttl(its) <= 60
+    held.unlink()
+
+    with pytest.raises(Expired if how == "expired" else Cancelled):
+        job.reply(timeout_s=30)
+    holding.reply(timeout_s=30)
+    wait_until(lambda: not blobs(client), what="no array to be left")
