@@ -24,6 +24,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S
 
 
+def resident_kib(pid: int) -> int:
+    """Return the memory that the process has at hand."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1])
+
+
 def children(pid: int) -> list[int]:
     """Return the ids of the processes that ``pid`` has started and that still live."""
     found = []

@@ -64,7 +64,7 @@ def plain(
     app = plain_celery.app
     app.conf.update(broker_url=url, result_backend=url)
     environ = {
-        **_environ(),
+        **clean_environ(),
         "CELERY_BROKER_URL": url,
         "CELERY_RESULT_BACKEND": url,
         plain_celery.ONNX_FILE: str(workload.onnx_file),
@@ -97,7 +97,7 @@ def fleet(
     """Run a fleet worker; gives its side once for each way to collect."""
     config = write_config(folder / f"fleet-{database}", workload)
     url = _url(server, database)
-    environ = {**_environ(), "FLEET_BROKER_URL": url, "FLEET_CONFIG": str(config)}
+    environ = {**clean_environ(), "FLEET_BROKER_URL": url, "FLEET_CONFIG": str(config)}
     if not events:
         environ["FLEET_EVENTS"] = "false"
     settings = Settings.from_env(environ)
@@ -152,7 +152,7 @@ def _url(server: Server, database: int) -> str:
     return f"{server.url.rpartition('/')[0]}/{database}"
 
 
-def _environ() -> Mapping[str, str]:
+def clean_environ() -> Mapping[str, str]:
     """Return our environment without what a user has set for a fleet or a Celery of their own."""
     kept = {
         name: value
