@@ -102,10 +102,10 @@ class _Backend(FleetBackend):
 
     def __init__(self, app: FleetApp, stored: _Stored, large: _Large) -> None:
         super().__init__(app=app, url=app.conf.result_backend.partition("+")[2])
-        self._stored, self._large = stored, large
+        self.stored, self.large = stored, large
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        payload = self._stored.get(task_id)
+        payload = self.stored.get(task_id)
         if payload is None:
             return {"status": states.PENDING, "result": None}
         meta: dict[str, Any] = self.decode_result(payload)
@@ -113,7 +113,7 @@ class _Backend(FleetBackend):
 
     def read_blobs(self, named: Sequence[Named]) -> Mapping[str, bytes | None]:
         """Return the large arrays of a result."""
-        return {blob_id: self._large.get(blob_id) for each in named for blob_id in each.ids}
+        return {blob_id: self.large.get(blob_id) for each in named for blob_id in each.ids}
 
     def _store_result(
         self,
@@ -126,12 +126,12 @@ class _Backend(FleetBackend):
     ) -> Any:
         meta = self._get_result_meta(result, state, traceback, request)
         spilled = self.pack({**meta, "task_id": task_id})
-        self._large |= {blob_id: bytes(data) for blob_id, data in spilled.blobs.items()}
-        self._stored[task_id] = spilled.body
+        self.large |= {blob_id: bytes(data) for blob_id, data in spilled.blobs.items()}
+        self.stored[task_id] = spilled.body
         return result
 
     def _forget(self, task_id: str) -> None:
-        self._stored.pop(task_id, None)
+        self.stored.pop(task_id, None)
 
     def _wait_for_pending(self, result: Any, *_: Any, **__: Any) -> Iterator[None]:
         for leaf in leaves_of(result):
@@ -145,9 +145,10 @@ class _Backend(FleetBackend):
 class _Results(Results):
     """Reads and deletes what is in the dict."""
 
-    def __init__(self, app: FleetApp, stored: _Stored, large: _Large) -> None:
+    def __init__(self, app: FleetApp, backend: _Backend) -> None:
         super().__init__(app)
-        self._stored, self._large = stored, large
+        self._backend = backend
+        self._stored, self._large = backend.stored, backend.large
 
     def _fetch(
         self, job_ids: Sequence[str], late: Sequence[str]
@@ -173,7 +174,7 @@ class _Answers:
         self._stored: _Stored = {}
         self._large: _Large = {}
         self.backend = _Backend(app, self._stored, self._large)
-        self.results = _Results(app, self._stored, self._large)
+        self.results = _Results(app, self.backend)
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
 
     def expect(self, jobs: Iterable[Awaited]) -> None:

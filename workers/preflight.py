@@ -12,6 +12,7 @@ from producer.contract.errors import ConfigError
 from producer.contract.names import Keys
 from producer.contract.reach import reach
 from producer.contract.settings import Settings, redacted
+from producer.contract.store import Store
 from workers import server
 from workers.finding import State
 from workers.models import load_models
@@ -29,6 +30,8 @@ def check(settings: WorkerSettings, where: Settings | None = None) -> list[str]:
     """
     where = where or Settings.from_env()
     load_models(settings.config_dir, settings.models or None)
+    if where.blob_url:
+        Store(where.blob_url)
     warnings = list(_check_server(where.broker_url, variable="FLEET_BROKER_URL"))
     if where.result_url != where.broker_url:
         warnings += _check_server(where.result_url, variable="FLEET_RESULT_URL")

@@ -6,6 +6,7 @@ left of jobs that died with their sender is for a rule of the bucket, or for `fi
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -35,11 +36,16 @@ class Store:
                 f"{_NAMES} is set, and fsspec is not installed.",
                 'Install the extra `fsspec`: pip install "fleet-inference[fsspec]".',
             ) from None
+        self._open = functools.partial(fsspec.core.url_to_fs, url)
         try:
-            self._files, root = fsspec.core.url_to_fs(url)
+            self._root = str(self._open()[1]).rstrip("/")
         except (ImportError, ValueError) as error:
             raise ConfigError(f"{_NAMES} cannot be used: {error}") from None
-        self._root = str(root).rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        # Asked for each time: fsspec keeps it, and makes it anew in a forked child.
+        return self._open()[0]
 
     def write(self, blobs: Mapping[str, bytes | memoryview]) -> None:
         """Write the files; raises OperationalError when that fails."""

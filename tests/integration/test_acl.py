@@ -68,6 +68,10 @@ def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
         infer.delay(MODEL, {"x": row()}).revoke()
         answer = infer.delay(MODEL, {"x": row()}).get(timeout=20)
         delayed = infer.apply_async((MODEL, {"x": row()}), countdown=1).get(timeout=20)
+        large = fleet.submit(MODEL, {"x": row(Do.LARGE, 1.0)})
+        too_large = fleet.submit(MODEL, {"x": np.zeros((1, 20_000), np.float32)})
+        with pytest.raises(BadRequest, match="must have shape"):
+            too_large.reply(timeout_s=20)
         poison = fleet.submit(MODEL, {"x": row(Do.KILL)})
         with pytest.raises(WorkerLost):
             poison.reply(timeout_s=30)
@@ -78,6 +82,7 @@ def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
         with pytest.raises(BadRequest, match="must be a map"):
             together.get(timeout=20)
         assert slow.reply(timeout_s=20).model == MODEL
+        assert large.reply(timeout_s=20).outputs["y"].nbytes == 1 << 20
 
         said = [
             run_command(*words, **people)

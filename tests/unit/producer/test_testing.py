@@ -350,3 +350,20 @@ def test_a_closed_client_takes_nothing_here_either() -> None:
 def test_an_id_that_was_never_sent_has_no_reply(client: Client) -> None:
     with pytest.raises(JobTimeout):
         list(client.as_completed(["nobody"], timeout_s=0.05))
+
+
+def test_large_arrays_pass_as_between_an_app_and_a_worker() -> None:
+    # Whoever stands in writes no files, wherever the app's arrays lie at other times.
+    settings = Settings(broker_url=NOWHERE, blob_url="file:///nonexistent/arrays")
+    wide = np.arange(100_000, dtype=np.float32).reshape(1, -1)
+
+    with answering({"double": double}), Client(settings) as client:
+        (job,) = client.submit_many("double", [{"x": wide}])
+        outputs = [
+            job.reply(timeout_s=0).outputs,
+            infer.delay("double", {"x": wide}).get(timeout=1),
+        ]
+
+    for answered in outputs:
+        np.testing.assert_array_equal(answered["y"], wide * 2)
+        assert answered["y"].flags.writeable
