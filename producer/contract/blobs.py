@@ -109,6 +109,10 @@ class Blobs:
             url=settings.blob_url,
         )
 
+    def __json__(self) -> str:
+        """Return what Celery's `inspect` tells of it among the options of the transport."""
+        return repr(self)
+
     @functools.cached_property
     def store(self) -> Store:
         """The folder or bucket; raises ConfigError where there is none."""
