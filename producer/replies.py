@@ -8,8 +8,8 @@ from typing import Any
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from producer.contract.errors import BadMessage, BadRequest, Cancelled, Expired, FleetError
-from producer.contract.results import FleetBackend
+from producer.contract.errors import BadMessage, BadRequest, FleetError
+from producer.contract.results import FleetBackend, revoked_elsewhere
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +78,7 @@ def _outcome_of(meta: dict[str, Any]) -> Outcome:
     if isinstance(result, FleetError):
         return result
     if isinstance(result, TaskRevokedError) or meta["status"] == states.REVOKED:
-        # Celery's own revoke and expiry know these two words alone.
-        if "expired" in str(result):
-            return Expired("The job expired before it was started.")
-        return Cancelled("The job was revoked before it was started.")
+        return revoked_elsewhere(result)
     # Not BaseException: a stored SystemExit must not end the program that asks for its reply.
     if isinstance(result, Exception):
         return result

@@ -12,6 +12,7 @@ from celery import Celery, Task, signals
 from celery._state import get_current_worker_task
 from celery.canvas import Signature
 from celery.result import AsyncResult
+from kombu import Producer
 from kombu.exceptions import EncodeError
 
 from producer.contract import wire
@@ -28,6 +29,7 @@ from producer.contract.names import (
 )
 from producer.contract.results import APP_BACKEND, JobResult, ReadingBackend
 from producer.contract.settings import Settings
+from producer.contract.watching import is_wrapped
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_commands
 from producer.publisher import Publisher
 from producer.stand_in import stand_in
@@ -229,6 +231,7 @@ class Infer(Task):
             and not signals.before_task_publish.receivers
             and not signals.after_task_publish.receivers
             and not signals.task_sent.receivers
+            and not _is_watched()
             # A parent and a root, and a trail in the parent's result, are Celery's business.
             and get_current_worker_task() is None
         )
@@ -273,6 +276,15 @@ def register(app: Celery, settings: Settings | None = None) -> Infer:
     return cast(
         Infer,
         app.task(name=INFER_TASK, base=Infer, bind=True, shared=False, **attributes)(_run),
+    )
+
+
+def _is_watched() -> bool:
+    """Return whether somebody's code is around what Celery sends with, as Sentry's is."""
+    return (
+        is_wrapped(Task.apply_async, "celery.app.task")
+        or is_wrapped(Celery.send_task, "celery.app.base")
+        or is_wrapped(Producer.publish, "kombu.messaging")
     )
 
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from celery import Celery, signals, states
+from celery.app import trace as celery_trace
 from celery.app.task import Context, Task
-from celery.app.trace import build_tracer
 
 from producer.contract.blobs import Spilled
 from producer.contract.call import shapes_of
 from producer.contract.errors import Cancelled, Expired, FleetError
 from producer.contract.names import INFER_TASK
 from producer.contract.results import FleetBackend, reply_in_json
+from producer.contract.watching import is_wrapped, trace_headers
 from workers.jobs import CANVAS, Job
 
 logger = logging.getLogger(__name__)
+
+#: Where Celery has its tracer.
+_TRACE: Final = "celery.app.trace"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +86,10 @@ class Answers:
         logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
 
     def needs_tracer(self, job: Job) -> bool:
-        """Whether callbacks, a chord or a signal's receiver wait for this job's end."""
-        return job.has_canvas or any(
-            signal.receivers
-            for signal in (
-                signals.task_prerun,
-                signals.task_postrun,
-                signals.task_success,
-                signals.task_failure,
-            )
-        )
+        """Whether callbacks, a chord, a signal's receiver or a watcher of Celery wait for this
+        job's end.
+        """
+        return job.has_canvas or is_wrapped(celery_trace.build_tracer, _TRACE) or _is_heard()
 
     def pack(self, answer: Answer) -> Spilled:
         """Return what Celery's backend would store under the job's result key, its large arrays
@@ -137,7 +135,7 @@ class Answers:
                 self._backend.on_chord_part_return(request, answer.state, answer.error)
             return True
         if self._task.__trace__ is None:
-            self._task.__trace__ = build_tracer(INFER_TASK, self._task, app=self._app)
+            self._task.__trace__ = celery_trace.build_tracer(INFER_TASK, self._task, app=self._app)
         self._task.outcome = answer
         outcome = self._task.__trace__(job.job_id, job.args, job.kwargs, vars(request))
         internal = bool(getattr(outcome.retval, "internal", False))
@@ -165,21 +163,45 @@ def _reply_of(answer: Answer) -> Any:
     return reply_in_json(answer.outputs) if answer.job.in_json else answer.outputs
 
 
+def _is_heard() -> bool:
+    """Return whether somebody listens to the signals of a task that runs."""
+    return any(
+        signal.receivers
+        for signal in (
+            signals.task_prerun,
+            signals.task_postrun,
+            signals.task_success,
+            signals.task_failure,
+        )
+    )
+
+
 def _canvas_of(job: Job) -> dict[str, Any]:
-    """Return what Celery calls when the job ends, told in the form in which the job came."""
+    """Return what Celery calls when the job ends, told in the form in which the job came, and as
+    part of its trace.
+    """
     canvas = {part: job.embed.get(part) for part in CANVAS}
-    if not job.in_json:
+    options: dict[str, Any] = {"serializer": "json"} if job.in_json else {}
+    trace = trace_headers(job.headers)
+    if not options and not trace:
         return canvas
     for part, called in canvas.items():
         if isinstance(called, list | tuple):
-            canvas[part] = [_sent_as_json(signature) for signature in called]
+            canvas[part] = [_sent_with(signature, options, trace) for signature in called]
         elif called:
-            canvas[part] = _sent_as_json(called)
+            canvas[part] = _sent_with(called, options, trace)
     return canvas
 
 
-def _sent_as_json(signature: Mapping[str, Any]) -> dict[str, Any]:
-    return {**signature, "options": {"serializer": "json", **(signature.get("options") or {})}}
+def _sent_with(
+    signature: Mapping[str, Any], options: Mapping[str, Any], headers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return ``signature`` with what it does not say itself."""
+    own = signature.get("options") or {}
+    options = {**options, **own}
+    if headers:
+        options["headers"] = {**headers, **(own.get("headers") or {})}
+    return {**signature, "options": options}
 
 
 def _is_plain(name: object) -> bool:

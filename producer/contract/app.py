@@ -94,6 +94,8 @@ def celery_conf(settings: Settings) -> dict[str, Any]:
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_keepalive": True,
             "health_check_interval": HEALTH_CHECK_INTERVAL_S,
+            # kombu 5.4 tries on by itself for so long, with pauses, before each of the tries below.
+            "connect_retries_timeout": 1.0,
             "global_keyprefix": settings.prefix,
             "fleet_max_body_bytes": settings.max_body_bytes,
             "fleet_sentinels": broker.sentinels,

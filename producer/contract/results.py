@@ -16,6 +16,7 @@ import numpy as np
 from celery import Celery, states
 from celery.backends import redis as celery_redis
 from celery.canvas import Signature, maybe_signature
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from kombu.serialization import dumps, loads
 
@@ -129,6 +130,22 @@ class JobResult(AsyncResult):
     ``get()`` without a timeout ends with Celery's TimeoutError after FLEET_REPLY_TIMEOUT_S;
     ``get(timeout=math.inf)`` waits for ever.
     """
+
+    def _set_cache(self, d: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(d.get("result"), TaskRevokedError):
+            d["result"] = revoked_elsewhere(d["result"])
+        cached: dict[str, Any] = super()._set_cache(d)
+        return cached
+
+
+def revoked_elsewhere(error: object) -> errors.FleetError:
+    """Return our error for what a stock worker stored for a job: of every task that is revoked it
+    does so itself, known to it or not.
+    """
+    # Celery's own revoke and expiry know these two words alone.
+    if "expired" in str(error):
+        return errors.Expired("The job expired before it was started.")
+    return errors.Cancelled("The job was revoked before it was started.")
 
 
 class ReadingBackend(celery_redis.RedisBackend):

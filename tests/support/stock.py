@@ -13,35 +13,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.environments import Environment
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-
-#: Without `site` no installed package can put the clone onto the path.
-_PYTHON: Final = (sys.executable, "-S")
 
 _IMPORTS: Final = "import json\nfrom celery import chord\nfrom stock import *\n"
 
 
 class Stock:
-    """The app's folder, and what is run there."""
+    """The app's folder, and what is run there: with the packages of these tests, or those of an
+    environment of its own.
+    """
 
-    def __init__(self, folder: Path, server: TestServer) -> None:
+    def __init__(
+        self, folder: Path, server: TestServer, environment: Environment | None = None
+    ) -> None:
         self._folder = folder
+        python = environment.python if environment else sys.executable
+        packages = environment.packages if environment else sysconfig.get_path("purelib")
+        # Without `site` no installed package can put the clone onto the path.
+        self._python = (str(python), "-S")
         shutil.copy(Path(__file__).with_name("stock_app.py"), folder / "stock.py")
         plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        path = os.pathsep.join([str(folder), sysconfig.get_path("purelib")])
+        path = os.pathsep.join([str(folder), str(packages)])
         self._environ = {**plain, "STOCK_URL": server.url, "PYTHONPATH": path}
 
     def ask(self, expression: str) -> Any:
         """Return the value of a Python expression in the app's own process."""
         code = f"{_IMPORTS}print(json.dumps({expression}))"
         done = subprocess.run(
-            [*_PYTHON, "-c", code],
+            [*self._python, "-c", code],
             cwd=self._folder,
             env=self._environ,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
@@ -53,7 +59,18 @@ class Stock:
         log = self._folder / "worker.log"
         with log.open("wb") as sink:
             worker = subprocess.Popen(
-                [*_PYTHON, "-m", "celery", "-A", "stock", "worker", "-P", "solo", "-l", "INFO"],
+                [
+                    *self._python,
+                    "-m",
+                    "celery",
+                    "-A",
+                    "stock",
+                    "worker",
+                    "-P",
+                    "solo",
+                    "-l",
+                    "INFO",
+                ],
                 cwd=self._folder,
                 env=self._environ,
                 stdout=sink,

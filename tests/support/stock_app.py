@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from typing import Any
 
 from celery import Celery
@@ -40,7 +41,8 @@ def row(*values: float) -> dict[str, Any]:
 
 @app.task(name="stock.total")
 def total(outputs: Any) -> float:
-    """Return the sum of what one job, or each of a chord, answered."""
+    """Return the sum of what one job, or each of a chord, answered; note the run."""
+    _note("total", str(os.getpid()))
     answers = outputs if isinstance(outputs, list) else [outputs]
     return float(sum(sum(map(sum, answer["y"])) for answer in answers))
 
@@ -48,7 +50,30 @@ def total(outputs: Any) -> float:
 @app.task(name="stock.failed")
 def failed(job_id: str) -> None:
     """Note the id of a job that failed."""
-    app.backend.client.setex(f"stock:failed:{job_id}", 60, "1")
+    _note("failed", job_id)
+
+
+def _note(task: str, text: str) -> None:
+    with app.backend.client.pipeline() as pipe:
+        pipe.rpush(f"stock:{task}", text)
+        pipe.expire(f"stock:{task}", 60)
+        pipe.execute()
+
+
+def noted(task: str) -> list[str]:
+    """Return what runs of a task noted since this was asked last, once there is any."""
+    key, deadline_s = f"stock:{task}", time.monotonic() + 20
+    while not app.backend.client.llen(key) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    found = [each.decode() for each in app.backend.client.lrange(key, 0, -1)]
+    app.backend.client.delete(key)
+    return found
+
+
+def timed(result: AsyncResult) -> list[Any]:
+    """Wait for a result; return it and how long that took."""
+    began_s = time.monotonic()
+    return [result.get(timeout=60), time.monotonic() - began_s]
 
 
 def outcome(result: AsyncResult, timeout_s: float = 20) -> dict[str, Any]:
