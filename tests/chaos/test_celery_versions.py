@@ -21,10 +21,9 @@ from tests.support.worker import SCRIPTED, config_folder, running_worker
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-#: Each Celery with the kombu of its time, and the oldest with the newest that pip takes for it.
+#: Each Celery with the kombu of its time.
 VERSIONS: Final = {
     "5.4": ("celery[redis]==5.4.*", "kombu[redis]==5.4.*"),
-    "5.4 with kombu 5.7": ("celery[redis]==5.4.*", "kombu==5.7.*"),
     "5.5": ("celery[redis]==5.5.*", "kombu[redis]==5.5.*"),
     "5.6": ("celery[redis]==5.6.*", "kombu[redis]==5.6.*"),
     "5.7": ("celery[redis]==5.7.*", "kombu[redis]==5.7.*"),
@@ -105,13 +104,21 @@ def test_the_wheel_has_the_app_side_alone(wheel: Path) -> None:
     assert list(names_in(wheel)) == ["producer"]
 
 
+def test_pip_finds_what_goes_together_with_the_oldest_celery(wheel: Path, tmp_path: Path) -> None:
+    environment = make_environment(tmp_path / "environment")
+
+    environment.install("celery==5.4.*", str(wheel))
+
+    environment.run("import kombu.transport.redis, producer.tasks, producer.client")
+
+
 def test_a_project_keeps_its_own_workers_package_and_gets_no_runtime(tried: Tried) -> None:
     said = tried.project["surroundings"]
 
     assert said["workers"] == "shop"
     assert said["runtimes"] == []
-    assert said["celery"].startswith(tried.version[:3])
-    assert said["kombu"].startswith(tried.version[-3:])
+    assert said["celery"].startswith(tried.version)
+    assert said["kombu"].startswith(tried.version)
 
 
 def test_jobs_are_answered_whichever_way_they_are_sent(tried: Tried) -> None:

@@ -47,6 +47,10 @@ class Environment:
         """Install from an index; skips the test where pip reaches none."""
         pip(self.python, "install", *packages)
 
+    def run(self, code: str) -> None:
+        """Run Python code in it."""
+        _run([str(self.python), "-c", code])
+
     def install_wheel(self, wheel: Path) -> None:
         """Install ``wheel``, whose requirements must be there."""
         _run([str(self.python), "-m", "pip", "install", "--no-index", str(wheel)])
