@@ -266,6 +266,17 @@ def test_a_link_gets_the_answer(own: Celery, infer: Infer, broker: redis.Redis) 
     assert result.children[0].get(timeout=15) == 8
 
 
+def test_a_link_waits_in_the_queue_that_its_signature_names(
+    own: Celery, infer: Infer, broker: redis.Redis
+) -> None:
+    link = own.tasks["own.total"].s().set(queue="mine")
+
+    infer.apply_async((MODEL, {"x": row()}), link=link)
+
+    wait_until(lambda: broker.llen("mine") == 1, what="the link in its queue")
+    broker.delete("mine")
+
+
 @pytest.mark.parametrize(
     "inputs", [{"x": RAISE}, {"wrong": row()}], ids=["failed in the engine", "unfit"]
 )

@@ -82,6 +82,15 @@ def test_the_links_result_is_a_child_that_the_app_can_get(
     assert result_of(broker, child)["result"] == 9
 
 
+def test_a_link_waits_in_the_queue_that_its_signature_names(
+    stock: Stock, broker: redis.Redis
+) -> None:
+    stock.ask('outcome(infer({"x": [[0, 4, 0.5]]}).apply_async(link=total.s().set(queue="mine")))')
+
+    wait_until(lambda: broker.llen("mine") == 1, what="the link in its queue")
+    broker.delete("mine")
+
+
 def test_an_errback_gets_the_id_of_the_job(stock: Stock) -> None:
     said = stock.ask("outcome((infer({}) | total.s()).apply_async(link_error=failed.s()))")
 

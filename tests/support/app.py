@@ -126,9 +126,13 @@ def _note(own: Celery, task: str, text: str = "") -> None:
 
 
 @contextlib.contextmanager
-def running_plain_worker(server: TestServer, log: Path) -> Iterator[Mapping[str, str]]:
-    """Run Celery's own worker with the app for the length of the block."""
-    environ = {**os.environ, BROKER: server.url, "PYTHONPATH": str(ROOT)}
+def running_plain_worker(
+    server: TestServer, log: Path, more: Mapping[str, str] | None = None
+) -> Iterator[Mapping[str, str]]:
+    """Run Celery's own worker with the app, and ``more`` environment, for the length of the
+    block.
+    """
+    environ = {**os.environ, BROKER: server.url, "PYTHONPATH": str(ROOT), **(more or {})}
     command = [sys.executable, "-m", "celery", "-A", "tests.support.app", "worker"]
     with log.open("wb") as sink:
         worker = subprocess.Popen(

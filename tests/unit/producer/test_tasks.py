@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from celery import Celery, chain, group, signals
+from celery import Celery, Task, chain, group, signals
+from kombu import Producer
 from kombu.exceptions import OperationalError
 
 from producer.contract import wire
@@ -93,6 +95,29 @@ def test_an_app_that_listens_to_publishing_is_told(infer: Infer, client: Any, si
         signal.disconnect(listen)
 
     assert heard == [result.id]
+    assert len(sent(client)) == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(Task, "apply_async"), (Celery, "send_task"), (Producer, "publish")],
+    ids=["apply_async", "send_task", "publish"],
+)
+def test_an_app_that_is_watched_by_code_around_celerys_is_seen_sending(
+    infer: Infer, client: Any, monkeypatch: pytest.MonkeyPatch, cls: type, name: str
+) -> None:
+    called: list[Any] = []
+    function = getattr(cls, name)
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        called.append(args)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(cls, name, watched)
+    infer.delay("digits", {"image": ROW})
+
+    assert len(called) == 1
     assert len(sent(client)) == 1
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from celery import signals
+from celery.app import trace
 
 from producer.contract import wire
 from producer.contract.app import make_app
@@ -108,3 +111,43 @@ def test_what_follows_a_job_is_sent_in_the_format_the_job_came_in(
         "chord": {"task": "e", "options": {"serializer": "json"}},
     }
     assert {part: getattr(request, part) for part in embed} == (expected if in_json else embed)
+
+
+@pytest.mark.parametrize("in_json", [True, False])
+def test_what_follows_a_job_is_part_of_its_trace(answers: Answers, in_json: bool) -> None:
+    headers = {"traceparent": "p", "headers": {"sentry-trace": "t"}}
+    embed = {
+        "callbacks": [{"task": "a", "options": {"headers": {"shelf": 7, "traceparent": "own"}}}],
+        "chain": [{"task": "c"}],
+        "chord": {"task": "e", "options": {"headers": None}},
+    }
+    came = dataclasses.replace(job(**headers, shelf=1), in_json=in_json, embed=embed)
+
+    request = answers._request(Answer(job=came, outputs={}))
+
+    assert request.callbacks[0]["options"]["headers"] == {
+        **headers,
+        "shelf": 7,
+        "traceparent": "own",
+    }
+    assert request.chain[0]["options"]["headers"] == headers
+    assert request.chord["options"]["headers"] == headers
+    assert ("serializer" in request.chord["options"]) is in_json
+
+
+def test_a_job_goes_through_the_tracer_when_somebody_listens_or_is_around_it(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listen(**_: Any) -> None: ...
+
+    assert not answers.needs_tracer(job())
+    signals.task_prerun.connect(listen)
+    assert answers.needs_tracer(job())
+    signals.task_prerun.disconnect(listen)
+
+    @functools.wraps(trace.build_tracer)
+    def watched(*args: Any) -> None: ...
+
+    monkeypatch.setattr(trace, "build_tracer", watched)
+
+    assert answers.needs_tracer(job())
