@@ -129,7 +129,14 @@ class Answers:
         job = answer.job
         request = self._request(answer)
         if isinstance(answer.error, Expired | Cancelled):
-            # Celery's `mark_as_revoked`, with our error in place of its own.
+            # Celery's `mark_as_revoked`, with our error in place of its own, and its signal.
+            signals.task_revoked.send(
+                sender=self._task,
+                request=request,
+                terminated=False,
+                signum=None,
+                expired=isinstance(answer.error, Expired),
+            )
             self._backend.store_result(job.job_id, answer.error, answer.state, request=request)
             if request.chord:
                 self._backend.on_chord_part_return(request, answer.state, answer.error)
@@ -172,6 +179,7 @@ def _is_heard() -> bool:
             signals.task_postrun,
             signals.task_success,
             signals.task_failure,
+            signals.task_revoked,
         )
     )
 
