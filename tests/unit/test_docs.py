@@ -9,12 +9,21 @@ import pytest
 
 from tests.support.worker import ROOT
 
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+DOCUMENTS = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*/README.md"),
+    ]
+)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
-_PATH = re.compile(r"`((?:producer|workers|tests|configs|docs|benchmarks|scripts)/[\w/.-]+)`")
+_PATH = re.compile(
+    r"`((?:producer|workers|tests|configs|docs|benchmarks|scripts|examples)/[\w/.-]+)`"
+)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_and_path_of_a_document_exists(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     links = [document.parent / target for target in _LINK.findall(text)]
