@@ -152,7 +152,7 @@ def add(
 
     FILE is tried in a process of its own: which axis counts rows, whether rows of different jobs
     may share a run without a change of their answers, and how fast batches of 1, 2, 4, ... 32 rows
-    are. max_batch_size is the smallest batch within a tenth of the best rows/s. What was decided is
+    are. max_batch_size is the smallest batch within a tenth of the best jobs/s. What was decided is
     printed with its reason.
 
     The file is copied, with the files that hold its weights, to models/NAME of FLEET_CONFIG, or of

@@ -21,6 +21,13 @@ from workers.models import ModelSpec, TensorSpec
 from workers.padding_proof import Unproved, check_pads, prove
 from workers.tables import nearest
 
+#: How little of the tolerance an answer may change with the company of its row.
+_TWIN_SHARE: Final = 0.01
+
+#: Why rows do not share a run.
+_INFLUENCE: Final = "rows influence each other"
+_NUMBER: Final = "the number of rows in a run changes answers, though no row changes another's"
+
 _ONE: Final = (Piece(job=0, start=0, stop=1),)
 _TWO: Final = (Piece(job=0, start=0, stop=1), Piece(job=1, start=0, stop=1))
 
@@ -42,6 +49,8 @@ class Batching:
     padding: Padding = dataclasses.field(default_factory=Padding)
     #: Why the padding that the model's file asks for is off; empty when it is not.
     why_unpadded: str = ""
+    #: Answers to these rows change with the number of rows in a run, whatever the others are.
+    by_number: bool = False
     #: The made-up row that ran.
     row: Mapping[str, Array] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -127,11 +136,17 @@ def _batching(
         return Batching(max_rows=1, why="two rows do not fit in memory")
     except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
         return Batching(max_rows=1, why=f"two rows are refused: {one_line(error)}")
-    if why := _why_not_together(alone, both, axes_out, tolerance=tolerance_of(spec, precision)):
+    why = _why_not_together(alone, both, axes_out, tolerance=tolerance_of(spec, precision))
+    if not why:
+        return Batching(max_rows=spec.max_batch_size)
+    by_number = not _others_matter(run, rows, both, axes_in, axes_out, tolerance=spec.tolerance)
+    return Batching(
+        max_rows=1,
+        why=why.replace(_INFLUENCE, _NUMBER) if by_number else why,
         # Without a declaration this axis may be time or nodes, so a job is not cut.
-        sure = all(name in spec.batch_axes_in for name in axes_in)
-        return Batching(max_rows=1, why=why, whole=not sure)
-    return Batching(max_rows=spec.max_batch_size)
+        whole=not all(name in spec.batch_axes_in for name in axes_in),
+        by_number=by_number,
+    )
 
 
 def strictest(found: Sequence[Batching]) -> Batching:
@@ -193,8 +208,29 @@ def _why_not_together(
         return str(error)
     for expected, part in zip(alone, parts, strict=True):
         if differs := difference(expected, part, tolerance=tolerance):
-            return f"rows influence each other: {differs}"
+            return f"{_INFLUENCE}: {differs}"
     return ""
+
+
+def _others_matter(
+    run: Run,
+    rows: Sequence[Mapping[str, Array]],
+    both: Mapping[str, Array],
+    axes_in: Mapping[str, int | None],
+    axes_out: Mapping[str, int | None],
+    *,
+    tolerance: float,
+) -> bool:
+    """Return whether a row is answered otherwise when its own twin is beside it: then one row
+    changes another's answer. Runtimes add in another order for another number of rows, which some
+    models make much of; with as many rows the order is the same, and so is the answer.
+    """
+    try:
+        twins = [run(stack([row, row], _TWO, axes_in)) for row in rows]
+        beside_twin = [split(twin, _TWO, axes_out)[n] for n, twin in enumerate(twins)]
+    except Exception:  # noqa: BLE001 - an engine of one's own may raise anything
+        return True
+    return bool(_why_not_together(beside_twin, both, axes_out, tolerance=tolerance * _TWIN_SHARE))
 
 
 def _first_answer(

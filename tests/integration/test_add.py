@@ -69,7 +69,7 @@ def test_what_was_decided_is_a_table_with_reasons(config: Path) -> None:
     assert "input   image   float32  [rows, 1, 8, 8]  axis 0" in ran.stdout
     assert "batching   on, max_batch_size " in ran.stdout
     assert "why        " in ran.stdout
-    assert "rows  ms a run  rows/s" in ran.stdout
+    assert "rows  ms a run  rows/s  " in ran.stdout
     assert 'infer.delay("digits", {"image": numpy.zeros([1, 1, 8, 8], "float32")})' in ran.stdout
 
 

@@ -65,6 +65,8 @@ class Found:
     threads: int
     #: The runtime that workers here would choose, where it is another; then the times say little.
     other_runtime: str = ""
+    #: Inputs that were tried with larger integers, because zeros and ones said too little.
+    wider: tuple[str, ...] = ()
 
     @property
     def max_batch_size(self) -> int:
@@ -82,7 +84,8 @@ class Found:
     def from_json(cls, values: Mapping[str, Any]) -> Found:
         ports = {side: tuple(_port(port) for port in values[side]) for side in _SIDES}
         timings = tuple(Timing(**timing) for timing in values["timings"])
-        return cls(**{**values, **ports, "timings": timings})
+        wider = tuple(values["wider"])
+        return cls(**{**values, **ports, "timings": timings, "wider": wider})
 
 
 _SIDES = ("inputs", "outputs")

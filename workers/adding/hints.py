@@ -6,13 +6,16 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from producer.contract.errors import ConfigError
 from workers.tables import nearest
 from workers.tensor_tables import ProbeHint
 
 Hints: TypeAlias = Mapping[str, ProbeHint]
+
+#: The largest integer that is tried where 0 and 1 say too little: a byte's.
+WIDER: Final = 255
 
 
 def read_hints(shapes: Iterable[str], largest: Iterable[str]) -> Hints:
@@ -27,6 +30,14 @@ def read_hints(shapes: Iterable[str], largest: Iterable[str]) -> Hints:
         hint = hints.get(name, ProbeHint())
         hints[name] = dataclasses.replace(hint, largest=_number(text, number))
     return hints
+
+
+def widened(hints: Hints, names: Iterable[str]) -> Hints:
+    """Return the hints by which the inputs of these names are tried with larger integers."""
+    wider = {
+        name: dataclasses.replace(hints.get(name, ProbeHint()), largest=WIDER) for name in names
+    }
+    return {**hints, **wider}
 
 
 def check(hints: Hints, inputs: Mapping[str, object]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Final
 
 from workers.adding.found import Found, Port
-from workers.adding.hints import Hints
-from workers.adding.report import plain, threads, timing_rows, why_batch
+from workers.adding.hints import Hints, widened
+from workers.adding.report import plain, threads, timing_rows, why_batch, why_wider
 from workers.adding.trial import INT8_TOLERANCE
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -17,6 +18,7 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 def model_file(name: str, file: str, found: Found, hints: Hints) -> str:
     """Return the text of model.toml for the model in ``file``."""
+    hints = widened(hints, found.wider)
     return "\n".join([*_head(name, file, found), *_ports(found, hints), *_tail(name)]) + "\n"
 
 
@@ -66,6 +68,9 @@ def _ports(found: Found, hints: Hints) -> Iterator[str]:
         yield "# then cut into runs of one row. If rows influence each other, but so little that it"
         yield "# does no harm, a larger tolerance (above; without it 0.001) and max_batch_size let"
         yield "# them share a run again."
+    if wider := why_wider(found):
+        yield "#"
+        yield from textwrap.wrap(plain(wider), 98, initial_indent="# ", subsequent_indent="# ")
     for side, ports in (("inputs", found.inputs), ("outputs", found.outputs)):
         for port in ports:
             yield ""

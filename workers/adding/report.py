@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workers.adding.found import Found, Port
+from workers.adding.hints import WIDER
+from workers.adding.speed import AROUND_JOB_S, AROUND_RUN_S
 
 
 def plain(text: str) -> str:
@@ -32,23 +34,43 @@ def why_batch(found: Found) -> str:
     if best == 1:
         return "Rows may share a run, but larger batches gain less than a tenth on this machine."
     largest = max(timing.rows for timing in found.timings)
-    rates = {timing.rows: timing.rows_per_s for timing in found.timings}
-    gain = f"{rates[best] / rates[1]:.1f} times the rows/s of one by one"
+    rates = {timing.rows: timing.jobs_per_s for timing in found.timings}
+    gain = f"{rates[best] / rates[1]:.1f} times the jobs/s of one by one"
     if best == largest:
         return f"{best} rows in a run give {gain}, the most of what was timed."
     return f"{best} rows in a run give {gain}; larger batches gain less than a tenth more."
+
+
+def why_wider(found: Found) -> str:
+    """Return why integer inputs were tried with larger values, or nothing: they were not."""
+    if not found.wider:
+        return ""
+    return (
+        f"{', '.join(found.wider)}: tried with integers up to {WIDER}. With 0 and 1 alone, the "
+        "number of rows in a run moves answers beyond the tolerance, though no row changes "
+        "another's. If your rows are like that, write max_batch_size = 1."
+    )
 
 
 def timing_rows(found: Found) -> list[str]:
     """Return what was measured, a line for each batch size, and why there are no more."""
     lines = _columns(
         [
-            ("rows", "ms a run", "rows/s"),
+            ("rows", "ms a run", "rows/s", "jobs/s"),
             *(
-                (str(t.rows), f"{1000 * t.run_s:.3g}", f"{t.rows_per_s:,.0f}")
+                (
+                    str(t.rows),
+                    f"{1000 * t.run_s:.3g}",
+                    f"{t.rows_per_s:,.0f}",
+                    f"{t.jobs_per_s:,.0f}",
+                )
                 for t in found.timings
             ),
         ]
+    )
+    lines.append(
+        f"jobs/s: of one row in a worker, which takes {1000 * AROUND_RUN_S:g} ms more a run and "
+        f"{1000 * AROUND_JOB_S:g} ms a job"
     )
     if found.untimed:
         lines.append(plain(f"no larger: {found.untimed}"))
@@ -63,6 +85,8 @@ def lines(name: str, folder: Path, found: Found) -> Iterator[str]:
     yield ""
     yield f"  batching   {'on' if found.batches else 'off'}, max_batch_size {found.max_batch_size}"
     yield f"  why        {plain(why_batch(found))}"
+    if wider := why_wider(found):
+        yield f"  values     {plain(wider)}"
     for (axes, tried), names in _free_axes(found).items():
         several = ", ".join(str(axis) for axis in axes)
         yield (

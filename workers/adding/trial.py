@@ -21,19 +21,22 @@ from producer.contract.errors import ConfigError, EngineFailed, FleetError
 from workers.adding.axes import Axes, grown_axes, guesses
 from workers.adding.found import Found, Port
 from workers.adding.graph import Graph, Size, read_graph
-from workers.adding.hints import Hints, from_json
+from workers.adding.hints import Hints, from_json, widened
 from workers.adding.speed import time_batches
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, stack
 from workers.engines.base import Engine, open_engine
 from workers.engines.choice import choice
 from workers.error_text import one_line
-from workers.models import AUTO, ONNXRUNTIME, ModelSpec, TensorSpec
+from workers.models import AUTO, ONNXRUNTIME, ModelSpec, ProbeHint, TensorSpec
 from workers.probe import Batching, declared, probe
 
 #: What the probe is told, and model.toml too, of a file in integers: below single precision it is
 #: ten times as lenient, and rows that influence each other by one step of 127 would pass.
 INT8_TOLERANCE: Final = 1e-4
+
+#: Integers that hold a byte's values.
+_INTEGERS: Final = ("uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,9 @@ def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
     engine = _open(spec, graph, threads=threads)
     try:
         guess = _first_that_batches(engine, spec, graph)
+        wider: tuple[str, ...] = ()
+        if guess.batching.by_number:
+            guess, wider = _with_wider_integers(engine, spec, graph, guess)
         row, axes = guess.batching.row, guess.axes_in
         most_rows = guess.batching.max_rows
         if row_bytes := sum(array.nbytes for array in row.values()):
@@ -85,6 +91,7 @@ def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
             runtime=engine.runtime,
             threads=threads,
             other_runtime="" if instead == ONNXRUNTIME else instead,
+            wider=wider,
         )
     finally:
         engine.close()
@@ -128,6 +135,30 @@ def _first_that_batches(engine: Engine, spec: ModelSpec, graph: Graph) -> _Guess
     if undeclared is None:
         raise ConfigError(_how_to_hint(graph, refused)) from refused
     return undeclared
+
+
+def _with_wider_integers(
+    engine: Engine, spec: ModelSpec, graph: Graph, guess: _Guess
+) -> tuple[_Guess, tuple[str, ...]]:
+    """Return a guess that batches with integers up to a byte's largest, and the inputs that had
+    them; or ``guess``, where there is none.
+
+    Rows of zeros and ones are unlike what a model was trained on: where it has nothing to tell them
+    apart by, the last bits of a sum decide. Asked only where no row changes another's answer.
+    """
+    names = tuple(
+        tensor.name
+        for tensor in engine.inputs
+        if tensor.dtype in _INTEGERS
+        and tensor.batch_axis is not None
+        and spec.probe_hints.get(tensor.name, ProbeHint()).largest == 1
+    )
+    try:
+        spec = dataclasses.replace(spec, probe_hints=widened(spec.probe_hints, names))
+        found = _first_that_batches(engine, spec, graph)
+    except FleetError:
+        return guess, ()
+    return (found, names) if found.batching.max_rows > 1 else (guess, ())
 
 
 def _how_to_hint(graph: Graph, refused: EngineFailed | None) -> str:
