@@ -1,8 +1,10 @@
-"""`fleet add` on real models, without an edit: its decisions, and answers as of the file alone."""
+"""`fleet add` on real models, without an edit: its decisions, and answers as of the file alone.
+
+Those that are slow or come in packages are in tests/chaos/test_added_models.py.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +17,7 @@ import onnxruntime
 from tests import onnx_models
 from tests.support.adding import added
 from tests.support.mlp import write_mlp
-from tests.support.real_models import file_types, files_of_python, sentence_embeddings, sentences
+from tests.support.real_models import light_resnet50
 from workers.models import load_model
 from workers.runner import ModelRunner
 
@@ -118,30 +120,8 @@ def test_a_perceptron_for_which_batching_pays(tmp_path: Path) -> None:
     assert "times the jobs/s of one by one" in said["why_batch"]
 
 
-def test_file_types(tmp_path: Path) -> None:
-    said = added(tmp_path, file_types(), "--name", "magika")
-
-    # Of rows of zeros and ones it knows nothing, and the last bits of a sum decide; of bytes it does.
-    assert (said["batches"], said["wider"]) == (True, ["bytes"])
-    assert load_model(tmp_path / "models" / "magika").probe_hints["bytes"].largest == 255
-    assert_answers_as_alone(tmp_path, "magika", files_of_python(12, seed=2))
-
-
-def test_sentence_embeddings(tmp_path: Path) -> None:
-    said = added(tmp_path, sentence_embeddings(), "--name", "minilm")
-
-    assert said["batches"]
-    assert {port["batch_axis"] for port in (*said["inputs"], *said["outputs"])} == {0}
-    assert_answers_as_alone(tmp_path, "minilm", sentences(slice(0, 12)))
-
-
 def test_a_light_resnet50_that_takes_one_image(tmp_path: Path) -> None:
-    found = importlib.util.find_spec("onnx")
-    assert found is not None
-    assert found.origin is not None
-    file = Path(found.origin).parent / "backend/test/data/light/light_resnet50.onnx"
-
-    said = added(tmp_path, file)
+    said = added(tmp_path, light_resnet50())
 
     rows = np.random.default_rng(1).random((2, 3, 224, 224), np.float32)
     assert (said["batches"], said["whole"]) == (False, False)

