@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -162,7 +162,12 @@ def status(as_json: bool) -> None:
 @cli.command()
 @json_option
 def models(as_json: bool) -> None:
-    """Show the models that workers served within the last day, and how each is run."""
+    """Show the models that workers served within the last day, and how each is run.
+
+    "memory" is what loading a model added to the process of an instance on CPU cores: the weights
+    of every precision it has, and what a run of two rows takes. The first model of a process pays
+    for the runtime too, about 15 MB. A GPU's memory is not in it.
+    """
     fleet = _read()
     if as_json:
         engines = fleet.engines()
@@ -176,7 +181,16 @@ def models(as_json: bool) -> None:
         click.echo("No worker has served a model. Start one with `fleet worker`, or: fleet up")
     else:
         print_table(
-            ("model", "ready", "queued", "runtime", "precision", "rows a batch", "because"),
+            (
+                "model",
+                "ready",
+                "queued",
+                "runtime",
+                "precision",
+                "memory",
+                "rows a batch",
+                "because",
+            ),
             _model_rows(fleet),
         )
 
@@ -236,9 +250,16 @@ def _model_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
             f"{len(ready)} of {len(engines)}",
             str(fleet.queued.get(model, 0)),
             *(str(shown.get(name, "")) for name in ("runtime", "precision")),
+            _memory_of(ready),
             _rows_of(shown),
             shown.get("why") or shown.get("text", ""),
         )
+
+
+def _memory_of(engines: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a model takes in the process that it takes the most of."""
+    most = max((engine.get("memory_bytes") or 0 for engine in engines), default=0)
+    return f"{most / 1e6:,.1f} MB" if most else ""
 
 
 def _rows_of(engine: Mapping[str, Any]) -> str:

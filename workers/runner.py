@@ -32,7 +32,7 @@ from workers.batching.pieces import (
 )
 from workers.batching.stacking import Array, split, stack
 from workers.ceilings import Ceilings
-from workers.engines.base import Engine, EngineRefused
+from workers.engines.base import Engine, EngineRefused, import_runtime
 from workers.engines.resident import ResidentEngines
 from workers.error_text import one_line
 from workers.hooks import Hooks
@@ -42,6 +42,7 @@ from workers.models import ModelSpec, TensorSpec
 from workers.prepared import Prepared, check_lengths, prepare, shape_text
 from workers.probe import Batching, declared, probe, strictest
 from workers.progress import Attempt, Outcome, Progress, Work, outcome, works
+from workers.resident_memory import grown_bytes, resident_bytes
 
 __all__ = ["Counters", "ModelRunner", "Outcome", "Prepared"]
 
@@ -65,7 +66,13 @@ class ModelRunner:
     ``prepare`` may run beside it in another."""
 
     def __init__(
-        self, spec: ModelSpec, engines: ResidentEngines, batching: Batching, *, load_s: float
+        self,
+        spec: ModelSpec,
+        engines: ResidentEngines,
+        batching: Batching,
+        *,
+        load_s: float,
+        memory_bytes: int | None = None,
     ) -> None:
         self.spec = spec
         #: The code around the model, where its file names any.
@@ -77,6 +84,8 @@ class ModelRunner:
         self._load_s = load_s
         main = engines[spec.precision]
         self.runtime = main.runtime
+        #: What loading it added to this process; a GPU's memory is not counted.
+        self._memory_bytes = memory_bytes if main.memory == "cpu" else None
         #: Ceilings are shared by instances that say the same here.
         self.memory_kind = memory_kind(spec, main)
         self.why_runtime = main.why_runtime
@@ -99,6 +108,9 @@ class ModelRunner:
         well: nothing larger is run before a job asks for it.
         """
         started = time.perf_counter()
+        # A library is all models' of the process.
+        import_runtime(spec)
+        before = resident_bytes()
         engines = ResidentEngines(spec, threads=threads)
         try:
             found = [
@@ -114,7 +126,13 @@ class ModelRunner:
         except BaseException:
             engines.close()
             raise
-        return cls(spec, engines, strictest(found), load_s=time.perf_counter() - started)
+        return cls(
+            spec,
+            engines,
+            strictest(found),
+            load_s=time.perf_counter() - started,
+            memory_bytes=grown_bytes(before),
+        )
 
     @property
     def reopened(self) -> int:
@@ -188,6 +206,7 @@ class ModelRunner:
             "whole_jobs": self._batching.whole,
             "memory_limit_bytes": self.spec.memory_limit_bytes,
             "memory_kind": self.memory_kind,
+            "memory_bytes": self._memory_bytes,
             "ceilings": self.ceilings.lowest(),
             "load_s": round(self._load_s, 3),
             "inputs": {t.name: f"{t.dtype} {shape_text(t)}" for t in self._inputs},

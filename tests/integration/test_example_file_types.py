@@ -10,6 +10,7 @@ import pytest
 
 from producer.client import Client
 from producer.contract.errors import BadRequest
+from tests.support.commands import FLEET, run_command
 from tests.support.examples import file_types_config, run_example
 from tests.support.servers import TestServer
 from tests.support.worker import ROOT, running_worker
@@ -29,6 +30,7 @@ def test_every_file_of_a_folder_gets_its_type(
     with running_worker(server, file_types_config(tmp_path)):
         printed = run_example(server, "file_types/run.py", str(folder))
         reply = fleet.submit("file_types", {"content": code}).reply(20)
+        models = run_command(*FLEET, "models", FLEET_BROKER_URL=server.url).stdout
         with pytest.raises(BadRequest, match="send the file's bytes"):
             fleet.submit("file_types", {"path": "/etc/passwd"}).reply(20)
 
@@ -45,3 +47,4 @@ def test_every_file_of_a_folder_gets_its_type(
     # The script sends the two ends of a large file; the whole of it is answered in the same way.
     assert reply.outputs["label"] == "python"
     assert f"{reply.outputs['score']:.4f}" in next(line for line in lines if " code" in line)
+    assert re.search(r"file_types +1 of 1 .* fp32 +[0-9.]+ MB +8", models)

@@ -83,6 +83,15 @@ class Engine(abc.ABC):
         """Free what the engine holds; it is not used afterwards."""
 
 
+def import_runtime(spec: ModelSpec) -> None:
+    """Import the runtime that would run ``spec``, where it is one of ours, and open nothing."""
+    from workers.engines.choice import choice
+
+    spec = dataclasses.replace(spec, runtime=choice(spec).runtime)
+    if spec.runtime in _ENGINES:
+        _engine_class(spec)
+
+
 def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
     """Open one precision of ``spec``, importing its runtime now and not before."""
     from workers.engines.choice import choice
