@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.support.real_models import file_types
 from tests.support.servers import TestServer
@@ -36,3 +38,15 @@ def run_example(server: TestServer, name: str, *words: str) -> str:
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
+
+
+def imported(file: Path) -> Any:
+    """Import an example's module from its file, anew."""
+    found = importlib.util.spec_from_file_location(f"example_{file.stem}", file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    # Django looks for its views by this name.
+    sys.modules[module.__name__] = module
+    found.loader.exec_module(module)
+    return module

@@ -56,7 +56,7 @@ class TestServer:
     def __init__(self, folder: Path, *options: str, binary: Path | None = None) -> None:
         self.folder, self._options = folder, options
         self._binary = binary or next(iter(binaries().values()))
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -144,7 +144,7 @@ def running_server(*options: str, binary: Path | None = None) -> Iterator[TestSe
             server.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port, with another one 10,000 above it for the nodes of a cluster to talk on."""
     while True:
         with socket.socket() as probe:

@@ -1,0 +1,157 @@
+"""examples/django and examples/fastapi: with a function in place of the model, and on a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import django
+import numpy as np
+import pytest
+from django.test import Client as Browser
+from fastapi.testclient import TestClient
+
+from producer.testing import answering
+from tests.support.examples import EXAMPLES, imported
+from tests.support.servers import TestServer, free_port
+from tests.support.waiting import wait_until
+from tests.support.worker import ROOT, running_worker
+from workers.demo.digits import held_out
+
+SITE = EXAMPLES / "django" / "digits_site.py"
+SERVICE = EXAMPLES / "fastapi" / "app.py"
+
+PICTURE = [[0.0] * 8] * 8
+
+
+def seven(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Stand for the model, which takes eight by eight pixels."""
+    if np.shape(inputs["image"]) != (1, 1, 8, 8):
+        raise ValueError("eight by eight pixels")
+    return {"scores": np.eye(10, dtype=np.float32)[[7]]}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Browser:
+    imported(SITE)
+    django.setup()
+    return Browser()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "status", "says"),
+    [
+        (PICTURE, 200, {"digit": 7}),
+        ([[0.0]], 422, {"code": "BAD_REQUEST"}),
+    ],
+)
+def test_one_view_of_django_submits_and_one_polls(
+    browser: Browser, pixels: list[list[float]], status: int, says: dict[str, Any]
+) -> None:
+    with answering({"digits": seven}):
+        sent = browser.post("/digit", {"pixels": pixels}, content_type="application/json")
+        answer = browser.get(sent.json()["answer"])
+
+    assert sent.status_code == 202
+    assert answer.status_code == status
+    assert answer.json().items() >= says.items()
+
+
+def test_django_tells_of_a_model_that_nobody_serves_and_of_an_answer_that_is_not_there(
+    browser: Browser,
+) -> None:
+    with answering({"other": seven}):
+        sent = browser.post("/digit", {"pixels": PICTURE}, content_type="application/json")
+        answer = browser.get("/digit/never-sent")
+
+    assert (sent.status_code, sent.json()["code"]) == (503, "UNKNOWN_MODEL")
+    assert (answer.status_code, answer.json()) == (202, {"state": "PENDING"})
+
+
+@pytest.mark.parametrize(
+    ("pixels", "status", "says"),
+    [
+        (PICTURE, 200, {"digit": 7}),
+        ([[0.0]], 422, {"code": "BAD_REQUEST"}),
+        ([], 422, {}),
+    ],
+)
+def test_fastapi_awaits_the_answer(
+    pixels: list[list[float]], status: int, says: dict[str, Any]
+) -> None:
+    with answering({"digits": seven}), TestClient(imported(SERVICE).app) as service:
+        answer = service.post("/digit", json={"pixels": pixels})
+
+    assert answer.status_code == status
+    assert answer.json().items() >= says.items()
+
+
+@pytest.fixture(scope="module")
+def fleet_url(server: TestServer) -> Iterator[str]:
+    """Return the broker of a fleet with one worker, which serves the digits."""
+    with running_worker(server, ROOT / "configs", environ={"FLEET_MODELS": "digits"}):
+        yield server.url
+
+
+@pytest.fixture
+def site(fleet_url: str) -> Iterator[str]:
+    """Run the Django site as its README says; return its address."""
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        [sys.executable, str(SITE), "runserver", "--noreload", address],
+        env={**os.environ, "FLEET_BROKER_URL": fleet_url, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: _is_up(f"http://{address}/digit/none"), what="the site", timeout_s=30)
+        yield f"http://{address}"
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+
+
+def test_the_django_site_answers_from_a_worker(site: str) -> None:
+    digits = held_out(ROOT / "configs")
+
+    status, sent = _fetched(f"{site}/digit", {"pixels": digits.images[0][0, 0].tolist()})
+    answer = wait_until(
+        lambda: found[1] if (found := _fetched(site + sent["answer"]))[0] == 200 else None,
+        what="the answer",
+    )
+
+    assert (status, answer) == (202, {"digit": int(digits.labels[0])})
+
+
+def test_the_fastapi_service_answers_from_a_worker(
+    fleet_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_BROKER_URL", fleet_url)
+    digits = held_out(ROOT / "configs")
+
+    with TestClient(imported(SERVICE).app) as service:
+        good = service.post("/digit", json={"pixels": digits.images[0][0, 0].tolist()})
+        bad = service.post("/digit", json={"pixels": [[0.0]]})
+
+    assert (good.status_code, good.json()["digit"]) == (200, int(digits.labels[0]))
+    assert (bad.status_code, bad.json()["code"]) == (422, "BAD_REQUEST")
+
+
+def _fetched(url: str, body: object = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=10) as answer:
+        return answer.status, json.load(answer)
+
+
+def _is_up(url: str) -> bool:
+    try:
+        _fetched(url)
+    except urllib.error.URLError:
+        return False
+    return True
