@@ -25,6 +25,8 @@ _INTEGER_NODES: Final = frozenset(
 )
 _INTEGER_PREFIX: Final = "QLinear"
 
+_HALVES: Final = frozenset((onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
+
 #: What a file of another kind is, by its suffix, and how to get an ONNX file of it.
 _OTHER_KINDS: Final = {
     **dict.fromkeys((".pt", ".pth", ".ckpt"), "PyTorch: export it with torch.onnx.export"),
@@ -79,7 +81,7 @@ def read_graph(path: Path) -> Graph:
         path=path,
         inputs={value.name: _sizes(value) for value in given},
         outputs={value.name: _sizes(value) for value in model.graph.output},
-        precision=_precision(path, nodes),
+        precision=_precision(path, model.graph, nodes),
         external=_external(path),
         foreign=tuple(sorted({name for node in nodes if (name := _foreign(node, model))})),
     )
@@ -112,9 +114,13 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[Size, ...]:
     )
 
 
-def _precision(path: Path, nodes: Sequence[onnx.NodeProto]) -> str:
+def _precision(path: Path, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> str:
     if any(n.op_type in _INTEGER_NODES or n.op_type.startswith(_INTEGER_PREFIX) for n in nodes):
         return "int8"
+    given = {value.type.tensor_type.elem_type for value in graph.input}
+    if not graph.initializer and given.isdisjoint(_HALVES):
+        # Without weights nothing in the file is float32, and nothing is half.
+        return "fp32"
     return "fp16" if is_half_precision(path) else "fp32"
 
 

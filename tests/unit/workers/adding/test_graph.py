@@ -130,3 +130,16 @@ def test_a_half_precision_file_is_called_fp16(tmp_path: Path) -> None:
     onnx_models.linear(tmp_path / "model.onnx")
 
     assert read_graph(onnx_models.in_fp16(tmp_path / "model.onnx")).precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("element", "precision"), [(TensorProto.FLOAT, "fp32"), (TensorProto.FLOAT16, "fp16")]
+)
+def test_a_graph_without_weights_has_the_precision_of_its_inputs(
+    tmp_path: Path, element: int, precision: str
+) -> None:
+    x, y = (helper.make_tensor_value_info(name, element, ["n", 4]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "bare", [x], [y])
+    onnx.save(helper.make_model(graph, ir_version=9), tmp_path / "model.onnx")
+
+    assert read_graph(tmp_path / "model.onnx").precision == precision
