@@ -1,6 +1,6 @@
 """`fleet add` on real models, without an edit: its decisions, and answers as of the file alone.
 
-Those that are slow or come in packages are in tests/chaos/test_added_models.py.
+Those that are slow or come in packages are in tests/chaos/test_real_models.py.
 """
 
 from __future__ import annotations

@@ -35,17 +35,17 @@ def sentence_embeddings() -> Path:
 
 def voice_activity() -> Path:
     """Return a model whose state has its batch on axis 1, with a scalar for all rows."""
-    return _package("silero_vad") / "data" / "silero_vad_op18_ifless.onnx"
+    return package_folder("silero_vad") / "data" / "silero_vad_op18_ifless.onnx"
 
 
 def text_recognition() -> Path:
     """Return a model that reads a line of text in an image of any width; megabytes for each row."""
-    return _package("rapidocr") / "models" / "PP-OCRv6_rec_small.onnx"
+    return package_folder("rapidocr") / "models" / "PP-OCRv6_rec_small.onnx"
 
 
 def light_resnet50() -> Path:
     """Return a model with real compute and constant weights, for one image."""
-    return _package("onnx") / "backend" / "test" / "data" / "light" / "light_resnet50.onnx"
+    return package_folder("onnx") / "backend" / "test" / "data" / "light" / "light_resnet50.onnx"
 
 
 def files_of_python(count: int, *, seed: int) -> dict[str, Array]:

@@ -28,8 +28,9 @@ from workers.batching.stacking import Array, stack
 from workers.engines.base import Engine, open_engine
 from workers.engines.choice import choice
 from workers.error_text import one_line
-from workers.models import AUTO, ONNXRUNTIME, ModelSpec, ProbeHint, TensorSpec
+from workers.models import AUTO, ONNXRUNTIME, ModelSpec, TensorSpec
 from workers.probe import Batching, declared, probe
+from workers.tensor_tables import ProbeHint
 
 #: What the probe is told, and model.toml too, of a file in integers: below single precision it is
 #: ten times as lenient, and rows that influence each other by one step of 127 would pass.
