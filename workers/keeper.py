@@ -24,6 +24,7 @@ from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
 from workers.delivery.scripts import send
 from workers.hold_off import HoldOff
+from workers.instances import leasing as leases
 from workers.instances.leasing import Leasing
 from workers.processes import Cause, Death
 from workers.serving import Serving
@@ -71,6 +72,8 @@ class Keeper(threading.Thread):
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._unreleased: list[Death] = []
         self._stopping = threading.Event()
+        #: Set when there is something to do before the next tick.
+        self._woken = threading.Event()
         now_s = time.monotonic()
         self._hold_off = HoldOff.begin(ttl_s=claim_ttl_s, now_s=now_s)
         self._every_s = {
@@ -95,10 +98,17 @@ class Keeper(threading.Thread):
     def died(self, death: Death) -> None:
         """Free what a dead instance held; called from the watcher."""
         self._deaths.put(death)
+        self._woken.set()
+
+    def changed(self) -> None:
+        """Publish the status now: an instance started, ended or is in another state."""
+        self._due_at_s[self._publish] = time.monotonic()
+        self._woken.set()
 
     def stop(self, timeout_s: float) -> None:
         """Do what is left and end, at the latest after ``timeout_s``."""
         self._stopping.set()
+        self._woken.set()
         if self.is_alive():
             self.join(timeout_s)
 
@@ -106,7 +116,8 @@ class Keeper(threading.Thread):
         while not self._stopping.is_set():
             self._turn(time.monotonic())
             until_due_s = min(self._due_at_s.values()) - time.monotonic()
-            self._stopping.wait(max(0.0, min(_TICK_S, until_due_s)))
+            self._woken.wait(max(0.0, min(_TICK_S, until_due_s)))
+            self._woken.clear()
         self._guard(self._release_dead)
         self._guard(self._leasing.leave)
         self._guard(self._sign_off)
@@ -145,7 +156,10 @@ class Keeper(threading.Thread):
         self._hold_off.renewed(now_s=time.monotonic())
 
     def _lease(self) -> None:
+        before = leases.status(self._leasing)
         self._leasing.turn()
+        if leases.status(self._leasing) != before:
+            self.changed()
         self._due_at_s[self._lease] = time.monotonic() + self._leasing.again_in_s
 
     def _release_dead(self) -> None:

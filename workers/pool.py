@@ -99,6 +99,7 @@ class InstancePool(BasePool):
             silent_limit_s=self.settings.claim_ttl_s,
             log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
             on_death=self._died,
+            on_change=self._changed,
         )
 
     def _make_keeper(self, client: redis.Redis) -> Keeper:
@@ -168,6 +169,9 @@ class InstancePool(BasePool):
 
     def _died(self, death: Death) -> None:
         self.keeper.died(death)
+
+    def _changed(self) -> None:
+        self.keeper.changed()
 
     # -- numbers
 

@@ -3,7 +3,7 @@
 A slot is the place of one instance that this worker may use; a process is started in it only while
 its instance is leased to this worker. Knows no Celery and no Redis. The watcher thread hears the
 instances, kills what is hung, hands every death to `on_death` and fills empty slots, also while
-Celery waits for a broker that is away.
+Celery waits for a broker that is away. `on_change` hears of every start, end and new state.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ class Processes:
         silent_limit_s: float,
         log_level: str,
         on_death: Callable[[Death], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._node, self._serving, self._threads = node, serving, threads
         self._silent_limit_s = silent_limit_s
-        self._log_level, self._on_death = log_level, on_death
+        self._log_level, self._on_death, self._on_change = log_level, on_death, on_change
         self._lease_of = lease_of
         self._slots = [
             Slot(number=number, instance=instance) for number, instance in enumerate(instances)
@@ -136,6 +137,7 @@ class Processes:
         )
         self._selector.register(slot.process.report_fd, selectors.EVENT_READ, slot)
         logger.info("instance.started", extra={"slot": slot.number, "pid": slot.process.pid})
+        self._on_change()
 
     def _tell_models(self) -> None:
         """Tell the instances what is served now: at once what is no more, and one after the other
@@ -164,8 +166,10 @@ class Processes:
         Which ones is for the leases to say (`workers.instances.leasing`).
         """
         with self._lock:
-            self._wanted = max(0, min(count, len(self._slots)))
-            return self._wanted
+            before, self._wanted = self._wanted, max(0, min(count, len(self._slots)))
+        if before != self._wanted:
+            self._on_change()
+        return self._wanted
 
     def lease(self, number: int, *, until_s: float) -> None:
         """Let a process be started in the slot until then, by `workers.instances.clock`."""
@@ -278,8 +282,13 @@ class Processes:
 
     def _hear(self, slot: Slot) -> None:
         with self._lock:
-            if slot.process is not None and not slot.process.read():
+            if slot.process is None:
+                return
+            before = slot.process.state
+            if not slot.process.read():
                 self._take_out(slot)
+            elif slot.process.state != before:
+                self._on_change()
 
     def _find_dead(self) -> None:
         """See a death that the pipe does not show: something the instance started holds it open."""
@@ -301,6 +310,7 @@ class Processes:
             )
             slot.process = None
             self._bury(slot, heard, status)
+        self._on_change()
 
     def _bury(self, slot: Slot, dead: InstanceProcess, status: int) -> None:
         """Keep the totals of ``dead`` and decide when its slot is filled again."""

@@ -20,6 +20,7 @@ from workers.serving import Serving
 pytestmark = pytest.mark.redis
 
 KEYS = Keys()
+NODE = "keeper@test"
 CLAIM_TTL_S = 0.9
 FLOOD = 40_000
 
@@ -32,16 +33,22 @@ def broker(client: redis.Redis) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def keeper(broker: redis.Redis, server: TestServer) -> Iterator[Keeper]:
+def said() -> dict[str, str]:
+    """Return the status, which a test may change."""
+    return {}
+
+
+@pytest.fixture
+def keeper(broker: redis.Redis, server: TestServer, said: dict[str, str]) -> Iterator[Keeper]:
     with server.client() as own:
         made = Keeper(
             client=own,
             keys=KEYS,
-            node="keeper@test",
+            node=NODE,
             serving=Serving(["flooded", "quiet"]),
             claim_ttl_s=CLAIM_TTL_S,
             consumers=lambda: ["alive"],
-            status=dict,
+            status=lambda: said,
             leasing=leasing_nothing(own),
         )
         made.prepare()
@@ -100,6 +107,20 @@ def test_after_a_time_in_which_nobody_could_renew_others_have_time_to(
     wait_until(lambda: FREE in idle_s(broker), what="the take-over", every_s=0.01)
 
     assert time.monotonic() - ended_s > CLAIM_TTL_S / 3
+
+
+def test_what_changed_is_published_at_once(
+    broker: redis.Redis, keeper: Keeper, said: dict[str, str]
+) -> None:
+    keeper.start()
+    said["state"] = "new"
+    changed_s = time.monotonic()
+    keeper.changed()
+
+    wait_until(lambda: b"new" in (broker.get(KEYS.worker(NODE)) or b""), what="the new state")
+
+    # Without a word from anybody it is published every two seconds.
+    assert time.monotonic() - changed_s < 1
 
 
 def test_a_look_into_empty_lists_is_no_script(broker: redis.Redis, keeper: Keeper) -> None:
