@@ -15,12 +15,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from producer.client import Client
+from producer.contract.errors import ConfigError
 from tests import onnx_models
 from tests.support.adding import added, left, refused, start_add
 from tests.support.commands import FLEET, run_command
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import alive, children_of, running_worker
+from workers.adding import command
 from workers.adding.speed import SIZES
 from workers.models import load_model
 from workers.runner import ModelRunner
@@ -256,8 +258,14 @@ def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(
 
 
 @pytest.mark.parametrize("name", ["", "../x", ".x", "a b", "x" * 65])
-def test_what_cannot_name_a_model_is_refused(config: Path, name: str) -> None:
-    assert "cannot name a model" in refused(config, DIGITS, "--name", name)
+def test_what_cannot_name_a_model_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot name a model"):
+        command.add(DIGITS, name, {}, replace=False, as_json=False)
+
+
+def test_a_refused_name_is_one_line(config: Path) -> None:
+    assert "cannot name a model" in refused(config, DIGITS, "--name", "../x")
+    assert list(config.iterdir()) == []
 
 
 def trial_of(process: subprocess.Popen[str]) -> int:

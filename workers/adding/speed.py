@@ -14,8 +14,9 @@ SIZES: Final = (1, 2, 4, 8, 16, 32)
 #: A batch is large enough when its rate is so near the best one.
 _NEAR_BEST: Final = 0.9
 
-#: How long each size is timed, and how often at least.
-_TIMED_S: Final = 0.3
+#: How long each size is timed, and how often at least: the fastest run counts, and in this time a
+#: small model has hundreds of them.
+_TIMED_S: Final = 0.1
 _TIMES: Final = 3
 
 #: Larger batches are not tried once a run took so long: nobody waits for minutes.
