@@ -189,8 +189,7 @@ def compared(config: Path) -> bool:
     return "fp16.json" in variants(config)
 
 
-@pytest.mark.parametrize("moment", [begun, compared])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("moment", "signum"), [(begun, signal.SIGINT), (compared, signal.SIGTERM)])
 def test_an_interrupt_leaves_nothing_half_written_and_the_next_build_works(
     tmp_path: Path, moment: Callable[[Path], bool], signum: signal.Signals
 ) -> None:
