@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +22,37 @@ from tests.support.commands import CELERY, FLEET, run_command
 from tests.support.engines import Do, row, starts
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from tests.support.worker import Worker, running_worker
+from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(150)]
 
 MODEL: Final = "scripted"
 
+#: Each is taken from a worker and given back.
+RIGHTS: Final = ("-evalsha", "-xreadgroup", "-hset", "-set", "-psubscribe")
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
+def client(server: TestServer) -> Iterator[redis.Redis]:
+    """Return a client that may do everything; the server is emptied once, not under a worker."""
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file in which the scripted engine notes every start."""
+    return tmp_path_factory.mktemp("acl") / "starts.log"
+
+
+@pytest.fixture(scope="module")
+def config(log: Path) -> Iterator[Path]:
+    with config_folder({MODEL: {**SCRIPTED, "options": {"log": str(log)}}}) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
 def users(server: TestServer, client: redis.Redis) -> Iterator[dict[str, str]]:
     """Make the documented users and return each one's URL."""
     with documented_users(server, client) as urls:
@@ -49,19 +73,34 @@ def next_event(app: Celery) -> dict[str, Any]:
     return events[0]
 
 
-@pytest.fixture
+@contextlib.contextmanager
+def documented_worker(
+    server: TestServer, config: Path, users: dict[str, str], node: str
+) -> Iterator[Worker]:
+    # Poison kills one process and no more: it is the rights that count.
+    environ = {"FLEET_BROKER_URL": users["fleet-worker"], "FLEET_MAX_ATTEMPTS": "1"}
+    with running_worker(server, config, "--autoscale=2,1", node=node, environ=environ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def worker(server: TestServer, config: Path, users: dict[str, str]) -> Iterator[Worker]:
-    environ = {"FLEET_BROKER_URL": users["fleet-worker"]}
-    with running_worker(server, config, "--autoscale=2,1", environ=environ) as running:
+    """Return a worker for all that lose a right: each is given back."""
+    with documented_worker(server, config, users, "lacking") as running:
         yield running
 
 
 def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
-    client: redis.Redis, users: dict[str, str], worker: Worker
+    server: TestServer, config: Path, client: redis.Redis, users: dict[str, str]
 ) -> None:
     settings = Settings(broker_url=users["fleet-app"])
     people = {"FLEET_BROKER_URL": users["fleet-people"]}
-    with Client(settings) as fleet, fleet_app(settings) as (_, infer):
+    client.acl_log_reset()
+    with (
+        documented_worker(server, config, users, "documented") as worker,
+        Client(settings) as fleet,
+        fleet_app(settings) as (_, infer),
+    ):
         slow = fleet.submit(MODEL, {"x": row(Do.SLEEP, 1.0)})
         unwanted = fleet.submit(MODEL, {"x": row()}, priority="low")
         unwanted.cancel()
@@ -92,9 +131,10 @@ def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
                 (*FLEET, "dead", "list"),
                 (*FLEET, "dead", "show", poison.id),
                 (*FLEET, "dead", "purge", "--all", "--yes"),
-                (*CELERY, "inspect", "stats"),
-                (*CELERY, "inspect", "active"),
-                (*CELERY, "control", "autoscale", "2", "1"),
+                # Named, so that they need not wait for what others might answer.
+                (*CELERY, "inspect", "-d", worker.node, "stats"),
+                (*CELERY, "inspect", "-d", worker.node, "active"),
+                (*CELERY, "control", "-d", worker.node, "autoscale", "2", "1"),
             )
         ]
         with fleet_app(Settings(broker_url=users["fleet-people"])) as (app, _):
@@ -109,26 +149,28 @@ def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
     assert refusals(client) == []
 
 
-@pytest.mark.parametrize("lacking", ["-evalsha", "-xreadgroup", "-hset", "-set", "-psubscribe"])
+@pytest.mark.parametrize("lacking", RIGHTS)
 def test_a_worker_that_loses_a_right_names_it_and_goes_on_when_it_has_it_again(
     client: redis.Redis, users: dict[str, str], worker: Worker, log: Path, lacking: str
 ) -> None:
+    job = 1 + RIGHTS.index(lacking)
     command = lacking.removeprefix("-")
+    said_before = len(worker.log())
     pids = [worker.pid, *worker.instance_pids()]
     with Client(Settings(broker_url=users["fleet-app"])) as fleet:
         client.execute_command("ACL", "SETUSER", "fleet-worker", lacking)
         # Whoever has subscribed stays so; a new connection is refused.
         client.client_kill_filter(_type="pubsub")
-        job = fleet.submit(MODEL, {"x": row(job=1)})
+        sent = fleet.submit(MODEL, {"x": row(job=job)})
         # An old server says of a script that it was refused, and not what in it.
         wanted = re.compile(rf"'{command}'|\.lua: " if is_old(client) else f"'{command}'")
-        wait_until(lambda: wanted.search(worker.log()), what=f"{command} in the log")
+        wait_until(lambda: wanted.search(worker.log()[said_before:]), what=f"{command} in the log")
 
         client.execute_command("ACL", "SETUSER", "fleet-worker", f"+{command}")
 
-        assert job.reply(timeout_s=20).model == MODEL
+        assert sent.reply(timeout_s=20).model == MODEL
     assert [worker.pid, *worker.instance_pids()] == pids
-    assert starts(log) == {1: 1}
+    assert starts(log)[job] == 1
 
 
 def test_no_user_reads_a_key_of_another_application(users: dict[str, str]) -> None:
