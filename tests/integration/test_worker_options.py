@@ -12,6 +12,7 @@ import pytest
 from producer.client import Client
 from producer.contract.settings import Settings
 from tests.support.engines import row
+from tests.support.many_refusals import refusals
 from tests.support.refusal import CELERY, FLEET, refusal
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
@@ -20,12 +21,12 @@ from tests.support.worker import SCRIPTED, config_folder, running_worker, write_
 pytestmark = pytest.mark.redis
 
 NOWHERE: Final = "redis://127.0.0.1:1/0"
+MODELS: Final = ("first", "second")
 
 
 @pytest.fixture
 def config() -> Iterator[Path]:
-    models = {name: {**SCRIPTED, "options": {}} for name in ("first", "second")}
-    with config_folder(models) as folder:
+    with config_folder({name: {**SCRIPTED, "options": {}} for name in MODELS}) as folder:
         yield folder
 
 
@@ -38,32 +39,39 @@ def guarded(server: TestServer) -> Iterator[TestServer]:
         client.config_set("requirepass", "")
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["-P", "solo"], "solo pool"),
-        (["-P", "threads"], "thread pool"),
-        (["-P", "processes"], "prefork means ours"),
-        (["--time-limit", "5"], "batch_timeout_s"),
-        (["--soft-time-limit", "5"], "batch_timeout_s"),
-        (["--max-tasks-per-child", "5"], "--max-tasks-per-child"),
-        (["--max-memory-per-child", "5"], "memory_limit_bytes"),
-        (["--prefetch-multiplier", "1"], "--prefetch-multiplier"),
-        (["--disable-prefetch"], "--disable-prefetch"),
-        (["--pool-start-method", "spawn"], "--pool-start-method"),
-        (["-X", "fleet.first"], "-Q"),
-        (["--purge"], "--purge"),
-        (["-B"], "celery beat"),
-        (["-Q", "celery"], "fleet.<model>"),
-        (["-Q", "fleet.first,celery"], "fleet.<model>"),
-        (["-Q", "fleet.nosuch"], "'nosuch'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+#: Worker options that mean nothing here, and what the refusal must name.
+REFUSED: Final = {
+    ("-P", "solo"): "solo pool",
+    ("-P", "threads"): "thread pool",
+    ("-P", "processes"): "prefork means ours",
+    ("--time-limit", "5"): "batch_timeout_s",
+    ("--soft-time-limit", "5"): "batch_timeout_s",
+    ("--max-tasks-per-child", "5"): "--max-tasks-per-child",
+    ("--max-memory-per-child", "5"): "memory_limit_bytes",
+    ("--prefetch-multiplier", "1"): "--prefetch-multiplier",
+    ("--disable-prefetch",): "--disable-prefetch",
+    ("--pool-start-method", "spawn"): "--pool-start-method",
+    ("-X", "fleet.first"): "-Q",
+    ("--purge",): "--purge",
+    ("-B",): "celery beat",
+    ("-Q", "celery"): "fleet.<model>",
+    ("-Q", "fleet.first,celery"): "fleet.<model>",
+    ("-Q", "fleet.nosuch"): "'nosuch'",
+}
+
+
+@pytest.fixture(scope="module")
+def lines(server: TestServer) -> dict[tuple[str, ...], str]:
+    """Return what a worker says that is started with each of the options."""
+    with config_folder({name: {**SCRIPTED, "options": {}} for name in MODELS}) as folder:
+        return refusals(REFUSED, server=server, config=folder)
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=" ".join)
 def test_an_option_that_means_nothing_here_is_refused_in_one_line(
-    server: TestServer, config: Path, options: list[str], says: str
+    lines: dict[tuple[str, ...], str], options: tuple[str, ...]
 ) -> None:
-    assert says in refusal(CELERY, *options, server=server, config=config)
+    assert REFUSED[options] in lines[options]
 
 
 @pytest.mark.parametrize("command", [CELERY, FLEET], ids=["celery", "fleet"])
