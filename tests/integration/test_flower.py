@@ -25,7 +25,7 @@ from click.testing import CliRunner
 
 from producer.cli import cli
 from producer.client import Client, Job
-from producer.contract.errors import Cancelled, FleetError
+from producer.contract.errors import Cancelled, ConfigError, FleetError
 from producer.contract.local_broker import local_broker_url
 from producer.contract.names import FREE, GROUP, Keys, Priority
 from producer.contract.settings import Settings
@@ -34,6 +34,7 @@ from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder, running_worker
 from workers.embedded import free_port
+from workers.telemetry.flower_access import Access
 
 pytest.importorskip("flower")
 
@@ -386,15 +387,22 @@ def test_the_command_line_cannot_take_the_password_away(server: TestServer, tmp_
 
 
 @pytest.mark.parametrize("text", ["no-colon", "name:", ":word", "a:b,", "näme:word"])
-def test_a_password_that_closes_nothing_is_refused(
-    server: TestServer, tmp_path: Path, text: str
+def test_a_password_that_closes_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="FLOWER_BASIC_AUTH must be user:password") as told:
+        Access.from_env({"FLOWER_BASIC_AUTH": text})
+
+    assert text not in str(told.value)
+
+
+def test_flower_does_not_start_with_a_password_that_is_refused(
+    server: TestServer, tmp_path: Path
 ) -> None:
-    flower = Flower(server.url, tmp_path, FLOWER_BASIC_AUTH=text)
+    flower = Flower(server.url, tmp_path, FLOWER_BASIC_AUTH="näme:word")
 
     assert flower.process.wait(timeout=20) == 2
     assert "FLOWER_BASIC_AUTH must be user:password" in flower.said
     assert "Traceback" not in flower.said
-    assert text not in flower.said
+    assert "näme:word" not in flower.said
 
 
 @pytest.mark.skipif(local_broker_url() is not None, reason="`fleet up` runs in this folder")
