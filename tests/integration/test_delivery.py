@@ -12,6 +12,8 @@ from typing import Any
 import msgpack
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from producer.contract.cancel import MARK_LIFE_S, cancel_command, cancel_stamped_command
 from producer.contract.names import FREE, GROUP, Keys, Priority
@@ -471,7 +473,8 @@ def test_a_take_over_that_a_stopped_server_reads_late_takes_nothing(
             KEYS, [QUEUE], claim_ttl_s=0.5, silent_s=60, until_unix_s=until_unix_s
         )
 
-    with redis.Redis(port=server.port, socket_timeout=0.3) as impatient:
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=server.port, socket_timeout=0.3, retry=once) as impatient:
         send(impatient, call(NEVER))  # The server knows the script from now on.
         server.freeze()
         try:
