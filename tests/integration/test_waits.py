@@ -113,8 +113,9 @@ def test_messages_are_heard_again_after_a_cut(client: redis.Redis, settings: Set
         print(finish(made, within_s=5))
 
 
-def test_a_server_stands_still_for_twelve_seconds(
-    server: TestServer, client: redis.Redis, settings: Settings
+@pytest.mark.parametrize("still_s", [4, pytest.param(12, marks=pytest.mark.chaos)])
+def test_a_server_stands_still(
+    server: TestServer, client: redis.Redis, settings: Settings, still_s: float
 ) -> None:
     with waits(settings) as made, waits(settings, ["get", "reply", "await"], timeout_s=3) as short:
         until_heard(client, [*made, *short])
@@ -124,7 +125,7 @@ def test_a_server_stands_still_for_twelve_seconds(
         for wait in short:
             wait.join(20)
         given_up_s = time.monotonic() - began_s
-        time.sleep(max(0.0, 12 - given_up_s))
+        time.sleep(max(0.0, still_s - given_up_s))
         server.thaw()
         for wait in made:
             Answers(settings).store(client, wait)
@@ -141,7 +142,7 @@ def test_redis_is_killed_and_starts_again(server: TestServer, settings: Settings
             until_heard(client, made)
 
         server.kill()
-        time.sleep(3)
+        time.sleep(1.5)
         server.start()
         with server.client() as client:
             for wait in made:
