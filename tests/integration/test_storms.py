@@ -40,13 +40,14 @@ def test_a_results_server_that_is_away_costs_no_second_run(
             wait_until(lambda: starts(log).get(2), what="the start")
 
             results.kill()
-            time.sleep(4)
+            wait_until(
+                lambda: worker.log().count("redis.trouble") > 1, what="two tries to store it"
+            )
             held = client.xlen(KEYS.stream(QUEUE, Priority.NORMAL))
             results.start()
 
             assert held == 1
             assert job.reply(30).attempts == 1
-            assert worker.log().count("redis.trouble") > 1
 
     assert starts(log) == {1: 1, 2: 1}
 
@@ -70,6 +71,7 @@ def test_a_full_server_costs_no_second_run_of_a_job_with_a_link(
 
         linked.get(timeout=20)
         wait_until(lambda: starts(log).get(9), what="the link")
+        wait_until(lambda: not client.xlen(KEYS.stream(QUEUE, Priority.NORMAL)), what="its end")
 
     counts = starts(log)
     assert counts[1] == 1
@@ -108,8 +110,9 @@ def test_a_dead_instance_is_replaced_while_the_broker_is_away(
         (pid,) = worker.instance_pids()
         server.stop()
         try:
-            # Long enough for Celery's loop to wait for its next try.
-            time.sleep(5)
+            wait_until(
+                lambda: "Trying again in" in worker.log(), what="Celery's loop to wait for a try"
+            )
             os.kill(pid, signal.SIGKILL)
             wait_until(
                 lambda: worker.instance_pids() not in ([], [pid]), what="another", timeout_s=3
@@ -140,7 +143,7 @@ def test_the_death_of_an_instance_is_seen_though_a_child_holds_its_pipes(
 def test_a_worker_that_was_frozen_kills_nobody(
     server: TestServer, fleet: Client, config: Path, log: Path, whole: bool
 ) -> None:
-    with running_worker(server, config, environ={"FLEET_CLAIM_TTL_S": "4"}) as worker:
+    with running_worker(server, config, environ={"FLEET_CLAIM_TTL_S": "3"}) as worker:
         pids = worker.instance_pids()
         frozen = [worker.pid, *(pids if whole else [])]
         job = fleet.submit(MODEL, {"x": row(Do.SLEEP, 2, job=1)})
@@ -148,7 +151,7 @@ def test_a_worker_that_was_frozen_kills_nobody(
 
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(6)
+        time.sleep(4.5)
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
 
@@ -207,6 +210,7 @@ def test_a_poisons_errback_is_told(
         with pytest.raises(FleetError) as told:
             poison.get(timeout=30)
         wait_until(lambda: starts(log).get(9), what="the errback")
+        wait_until(lambda: not client.xlen(KEYS.stream(QUEUE, Priority.NORMAL)), what="its end")
 
     assert told.value.code == "WORKER_LOST"
     assert starts(log)[1] == 3
