@@ -66,9 +66,11 @@ def log_of(workers: Sequence[Worker]) -> str:
 def two_workers(broker: TestServer, config: Path, url: str) -> Iterator[list[Worker]]:
     environ = {"FLEET_BROKER_URL": url or broker.url, "FLEET_CLAIM_TTL_S": CLAIM_TTL_S}
     with (
-        running_worker(broker, config, node="w1", environ=environ) as first,
-        running_worker(broker, config, node="w2", environ=environ) as second,
+        running_worker(broker, config, node="w1", environ=environ, wait=False) as first,
+        running_worker(broker, config, node="w2", environ=environ, wait=False) as second,
     ):
+        for worker in (first, second):
+            worker.wait_ready()
         yield [first, second]
 
 
