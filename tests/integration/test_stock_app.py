@@ -246,25 +246,26 @@ def test_no_other_list_is_read(worker: Worker, app: Celery, broker: redis.Redis)
     broker.delete("celery")
 
 
-def test_twenty_thousand_messages_are_moved_within_seconds(
-    worker: Worker, app: Celery, broker: redis.Redis
+@pytest.mark.parametrize("count", [5_000, pytest.param(20_000, marks=pytest.mark.chaos)])
+def test_thousands_of_messages_are_moved_within_seconds(
+    worker: Worker, app: Celery, broker: redis.Redis, count: int
 ) -> None:
     app.send_task(
         "fleet.infer", args=[MODEL, {"x": [[0, 0, 0]]}], queue="elsewhere", task_id="TEMPLATE"
     )
     sent: Any = broker.rpop("elsewhere")
-    messages = [sent.replace(b"TEMPLATE", b"flood%d" % number) for number in range(20_000)]
+    messages = [sent.replace(b"TEMPLATE", b"flood%d" % number) for number in range(count)]
 
     began_s = time.monotonic()
     broker.lpush(QUEUE, *messages)
     wait_until(lambda: not broker.llen(QUEUE), what="an empty list", timeout_s=30)
     took_s = time.monotonic() - began_s
 
-    print(f"20,000 messages moved in {took_s:.1f} s")
-    assert took_s < 20
+    print(f"{count:,} messages moved in {took_s:.1f} s")
+    assert took_s < count / 1000
     wait_until(
         lambda: not any(map(broker.xlen, KEYS.streams(QUEUE))),
-        what="20,000 answers",
+        what=f"{count:,} answers",
         timeout_s=45,
     )
-    assert json.loads(broker.get(KEYS.result("flood19999")) or b"")["status"] == "SUCCESS"
+    assert json.loads(broker.get(KEYS.result(f"flood{count - 1}")) or b"")["status"] == "SUCCESS"
