@@ -7,6 +7,7 @@ reconnects and does not run while the worker shuts down.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -72,8 +73,9 @@ class Keeper(threading.Thread):
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._unreleased: list[Death] = []
         self._stopping = threading.Event()
-        #: Set when there is something to do before the next tick.
-        self._woken = threading.Event()
+        #: There is something to do before the next tick. A signal's handler may come in while
+        #: another call is put here.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         now_s = time.monotonic()
         self._hold_off = HoldOff.begin(ttl_s=claim_ttl_s, now_s=now_s)
         self._every_s = {
@@ -98,17 +100,17 @@ class Keeper(threading.Thread):
     def died(self, death: Death) -> None:
         """Free what a dead instance held; called from the watcher."""
         self._deaths.put(death)
-        self._woken.set()
+        self._wakes.put(None)
 
     def changed(self) -> None:
         """Publish the status now: an instance started, ended or is in another state."""
         self._due_at_s[self._publish] = time.monotonic()
-        self._woken.set()
+        self._wakes.put(None)
 
     def stop(self, timeout_s: float) -> None:
         """Do what is left and end, at the latest after ``timeout_s``."""
         self._stopping.set()
-        self._woken.set()
+        self._wakes.put(None)
         if self.is_alive():
             self.join(timeout_s)
 
@@ -116,8 +118,8 @@ class Keeper(threading.Thread):
         while not self._stopping.is_set():
             self._turn(time.monotonic())
             until_due_s = min(self._due_at_s.values()) - time.monotonic()
-            self._woken.wait(max(0.0, min(_TICK_S, until_due_s)))
-            self._woken.clear()
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=max(0.0, min(_TICK_S, until_due_s)))
         self._guard(self._release_dead)
         self._guard(self._leasing.leave)
         self._guard(self._sign_off)
