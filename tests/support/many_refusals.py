@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -43,16 +44,18 @@ def refusals(
         timeout=50,
     )
     found = {}
-    for each, (status, out, err) in zip(asked, json.loads(ran.stdout), strict=True):
+    for each, (status, out, err, took_s) in zip(asked, json.loads(ran.stdout), strict=True):
         assert (each, status, out) == (each, 2, "")
+        assert took_s < 5
         (line,) = err.splitlines()
         assert line.startswith("fleet: ")
         found[tuple(each)] = line
     return found
 
 
-def _run(options: list[str]) -> tuple[int, str, str]:
-    """Run the command in a fork; return its exit status and what it wrote."""
+def _run(options: list[str]) -> tuple[int, str, str, float]:
+    """Run the command in a fork; return its exit status, what it wrote, and how long it took."""
+    began_s = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         pid = os.fork()
         if pid == 0:
@@ -67,7 +70,9 @@ def _run(options: list[str]) -> tuple[int, str, str]:
                 os._exit(ended.code if isinstance(ended.code, int) else 1)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
-        return os.waitstatus_to_exitcode(status), _text(out.fileno()), _text(err.fileno())
+        took_s = time.monotonic() - began_s
+        said = _text(out.fileno()), _text(err.fileno())
+        return os.waitstatus_to_exitcode(status), *said, took_s
 
 
 def _text(fd: int) -> str:
