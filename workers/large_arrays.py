@@ -43,6 +43,5 @@ class LargeArrays:
 
     def remove(self, entry: Entry) -> None:
         """Delete the files of a job that has ended; what is in Redis went with its end."""
-        named = entry.named
-        if named.where is Where.STORE:
-            self._blobs.store.remove(named.ids)
+        if entry.named.where is Where.STORE:
+            self._blobs.remove(self._client, [entry.named])

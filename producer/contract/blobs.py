@@ -115,7 +115,7 @@ class Blobs:
 
     @functools.cached_property
     def store(self) -> Store:
-        """The folder or bucket; raises ConfigError where there is none."""
+        """The folder or bucket; raises ConfigError where it cannot be used."""
         return Store(self.url)
 
     def pack(self, obj: object) -> Spilled:
@@ -176,7 +176,8 @@ class Blobs:
         in_redis: list[str] = []
         for each in named:
             if each.where is Where.STORE:
-                found |= self.store.read(each.ids)
+                # Of a side that has a store where this one has none nothing can be found.
+                found |= self.store.read(each.ids) if self.url else dict.fromkeys(each.ids)
             else:
                 in_redis += each.ids
         if in_redis:
@@ -189,7 +190,8 @@ class Blobs:
         keys: list[str] = []
         for each in named:
             if each.where is Where.STORE:
-                self.store.remove(each.ids)
+                if self.url:
+                    self.store.remove(each.ids)
             else:
                 keys += [self.keys.blob(blob_id) for blob_id in each.ids]
         if keys:

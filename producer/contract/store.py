@@ -24,11 +24,6 @@ class Store:
     """The files below one URL."""
 
     def __init__(self, url: str) -> None:
-        if not url:
-            raise ConfigError(
-                "A large array lies in a folder or bucket, and this side knows of none.",
-                f"Give both sides the same {_NAMES}.",
-            )
         try:
             import fsspec
         except ImportError:

@@ -290,3 +290,16 @@ def test_the_array_of_a_job_that_never_runs_goes_with_it(
         job.reply(timeout_s=30)
     holding.reply(timeout_s=30)
     wait_until(lambda: not blobs(client), what="no array to be left")
+
+
+def test_a_worker_without_the_folder_of_a_sender_says_so_and_goes_on(
+    server: TestServer, fleet: Client, client: redis.Redis, worker: Worker, tmp_path: Path
+) -> None:
+    pids = worker.instance_pids()
+    settings = Settings(broker_url=server.url, blob_url=tmp_path.as_uri())
+
+    with Client(settings) as other, pytest.raises(ArrayMissing, match="FLEET_BLOB_URL"):
+        other.submit(MODEL, row()).reply(timeout_s=30)
+
+    assert fleet.submit(MODEL, row()).reply(timeout_s=30).model == MODEL
+    assert worker.instance_pids() == pids

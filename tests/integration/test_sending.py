@@ -20,6 +20,7 @@ from kombu.exceptions import OperationalError
 from producer.client import Client
 from producer.contract import wire
 from producer.contract.app import make_app
+from producer.contract.blobs import Blobs, Named
 from producer.contract.errors import BadRequest, Overloaded
 from producer.contract.message import from_fields
 from producer.contract.names import Keys, Priority
@@ -143,7 +144,8 @@ def test_a_job_of_many_megabytes_is_sent_whole(client: redis.Redis, infer: Infer
 
     entries: Any = client.xrange(STREAM)
     ((_, fields),) = entries
-    args, _, _ = wire.loads(from_fields(fields).body)
+    blobs = Blobs.of(Settings()).read(client, [Named.read(fields[b"blobs"])])
+    args, _, _ = wire.loads(from_fields(fields).body, blobs)
     np.testing.assert_array_equal(args[1]["x"], image)
 
 
