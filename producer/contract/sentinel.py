@@ -31,6 +31,10 @@ class Sentinels:
     #: Who knew the master last: asked first, so that one that is gone does not delay every time.
     _knew: Address | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
+    def __json__(self) -> str:
+        """Return what Celery's `inspect` tells of it among the options of the transport."""
+        return repr(self)
+
     def master_address(self) -> Address:
         """Return where the master is, from the first Sentinel that knows."""
         refusals = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import ssl
 
+import kombu.utils.json
 import pytest
 import redis
 
-from producer.contract.app import celery_url
+from producer.contract.app import celery_url, make_app
 from producer.contract.errors import ConfigError
 from producer.contract.settings import Server, Settings, redacted, redis_client
 
@@ -62,6 +63,27 @@ def test_celery_gets_a_url_that_it_can_read_and_no_password_of_a_sentinel() -> N
     url = "sentinels://ana:pw@a:1,b/mine/2?sentinel_password=secret"
 
     assert celery_url(url, scheme="fleet") == "fleets://ana:pw@a:1/2"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://ana:pw@a:1/2",
+        "rediss://ana:pw@a:1/2?ssl_ca_certs=/ca.pem",
+        "sentinels://ana:pw@a:1,b/mine/2?sentinel_password=secret",
+    ],
+)
+def test_inspect_can_tell_of_the_connection_without_a_password(url: str) -> None:
+    app = make_app(Settings(broker_url=url, blob_url="memory://ana:pw@arrays"))
+
+    info = app.connection_for_read().info()
+    # As Celery's consumer does.
+    info.pop("password")
+    told = kombu.utils.json.dumps(info)
+
+    assert "fleet_blobs" in told
+    assert "pw" not in told
+    assert "secret" not in told
 
 
 @pytest.mark.parametrize(
