@@ -242,7 +242,7 @@ class ClaimLoop:
             took_s, rows = time.monotonic() - began_s, sum(job.rows for job in prepared)
             self._claiming.learn(batch.model, took_s=took_s, rows=rows)
             closed = Closed.ALONE if begun.alone else batch.closed
-            self._endings.count_batch(batch.model, closed, prepared, runner)
+            self._endings.count_batch(batch.model, closed, runner)
         self._answer(batch, runs, outcomes, began_unix_s=began_unix_s)
         self._loading.share_ceilings(batch.model)
         if self._ahead is None or self._ahead.begun is None:

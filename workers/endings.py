@@ -24,7 +24,7 @@ from workers.delivery.scripts import Call
 from workers.jobs import Job, Unreadable
 from workers.large_arrays import LargeArrays
 from workers.loading import retry_gap_s
-from workers.runner import ModelRunner, Prepared
+from workers.runner import ModelRunner
 from workers.status import Status
 from workers.telemetry.events import TaskEvents
 
@@ -310,22 +310,18 @@ class Endings:
             queue, bad.entry, bad.job_id, letter, payload=payload, reply_to=bad.reply_to
         )
 
-    def count_batch(
-        self,
-        model: str,
-        closed: Closed,
-        prepared: Sequence[Prepared],
-        runner: ModelRunner,
-    ) -> None:
-        """Add one batch to the model's totals."""
-        counters = self._status.counters[model]
-        counters.batches += 1
-        counters.rows += sum(job.rows for job in prepared)
+    def count_batch(self, model: str, closed: Closed, runner: ModelRunner) -> None:
+        """Add what the engine did for one claim to the model's totals.
+
+        Jobs of different shapes, and of more rows than fit, take several runs.
+        """
+        counters, done = self._status.counters[model], runner.take_counters()
+        counters.batches += done.batches
+        counters.rows += done.rows
         counters.closed[str(closed)] += 1
-        # A model is loaded once in a process, and its runner counts from then on.
-        counters.out_of_memory = runner.counters.out_of_memory
-        counters.non_finite = runner.counters.non_finite
-        counters.reopened = runner.reopened
+        counters.out_of_memory += done.out_of_memory
+        counters.non_finite += done.non_finite
+        counters.reopened += done.reopened
 
     def _pack(self, answer: Answer) -> tuple[Answer, Spilled]:
         try:

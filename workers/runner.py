@@ -51,13 +51,15 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Counters:
-    """What a runner has done since it was loaded."""
+    """What a runner has done since it was loaded, or was asked last."""
 
     batches: int = 0
     rows: int = 0
     out_of_memory: int = 0
     #: Runs in a lower precision with answers that were not finite.
     non_finite: int = 0
+    #: Engines that were opened anew because memory broke them.
+    reopened: int = 0
     largest_batch: int = 0
 
 
@@ -138,6 +140,12 @@ class ModelRunner:
     def reopened(self) -> int:
         """Return how many engines were opened anew because memory broke them."""
         return self._engines.reopened
+
+    def take_counters(self) -> Counters:
+        """Return what was done since this was asked last."""
+        done, self.counters = self.counters, Counters()
+        done.reopened, self._engines.reopened = self._engines.reopened, 0
+        return done
 
     @property
     def weights_bytes(self) -> dict[str, int]:

@@ -41,6 +41,7 @@ class Counters:
     jobs: int = 0
     succeeded: int = 0
     failed: int = 0
+    #: Runs of the engine that were answered, and the rows in them.
     batches: int = 0
     rows: int = 0
     #: Runs that ran out of memory.
@@ -51,7 +52,7 @@ class Counters:
     reopened: int = 0
     #: Time from a claim to the end of its batch, everything but waiting for work.
     busy_s: float = 0.0
-    #: Batches by the reason that closed them.
+    #: Claims by the reason that closed them.
     closed: dict[str, int] = dataclasses.field(
         default_factory=lambda: {str(reason): 0 for reason in Closed}
     )

@@ -61,11 +61,14 @@ def test_a_job_of_a_thousand_rows_is_split_and_joined(
 ) -> None:
     inputs = np.stack([np.zeros(1000), np.linspace(0, 9, 1000), np.ones(1000)], axis=1)
 
-    with config_folder({MODEL: options(log)}) as config, running_worker(server, config):
+    with config_folder({MODEL: options(log)}) as config, running_worker(server, config) as worker:
         reply = fleet.submit(MODEL, {"x": inputs.astype(np.float32)}).reply(20)
+        counters = worker.wait_counters(MODEL, jobs=1)
 
     assert np.allclose(reply.outputs["y"], inputs * 2)
     assert reply.batch_size == 32
+    assert (counters["batches"], counters["rows"]) == (32, 1000)
+    assert sum(counters["closed"].values()) == 1
     assert max(int(line.split()[4]) for line in log.read_text().splitlines()[2:]) == 32
 
 
