@@ -14,7 +14,7 @@ from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.padding import Padding
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, split, stack
-from workers.difference import difference, tolerance_of
+from workers.difference import difference, says_nothing, tolerance_of
 from workers.error_text import one_line
 from workers.made_up_rows import rows_to_try
 from workers.models import ModelSpec, TensorSpec
@@ -25,6 +25,10 @@ from workers.tables import nearest
 _TWIN_SHARE: Final = 0.01
 
 #: Why rows do not share a run.
+_NOTHING: Final = (
+    "made-up rows are answered with nothing but NaN, which proves nothing; give probe_max or "
+    "probe_shape below [inputs.<name>]"
+)
 _INFLUENCE: Final = "rows influence each other"
 _NUMBER: Final = "the number of rows in a run changes answers, though no row changes another's"
 
@@ -137,12 +141,16 @@ def _batching(
     except Exception as error:  # noqa: BLE001 - an engine of one's own may raise anything
         return Batching(max_rows=1, why=f"two rows are refused: {one_line(error)}")
     why = _why_not_together(alone, both, axes_out, tolerance=tolerance_of(spec, precision))
-    if not why:
+    # In another precision such an answer is looked at, and given up, at every run.
+    proved = precision != spec.precision or not any(map(says_nothing, alone))
+    if not why and proved:
         return Batching(max_rows=spec.max_batch_size)
-    by_number = not _others_matter(run, rows, both, axes_in, axes_out, tolerance=spec.tolerance)
+    by_number = proved and not _others_matter(
+        run, rows, both, axes_in, axes_out, tolerance=spec.tolerance
+    )
     return Batching(
         max_rows=1,
-        why=why.replace(_INFLUENCE, _NUMBER) if by_number else why,
+        why=why.replace(_INFLUENCE, _NUMBER) if by_number else why or _NOTHING,
         # Without a declaration this axis may be time or nodes, so a job is not cut.
         whole=not all(name in spec.batch_axes_in for name in axes_in),
         by_number=by_number,

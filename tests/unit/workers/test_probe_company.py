@@ -55,3 +55,16 @@ def test_rows_that_do_neither_share_a_run() -> None:
     found = probed(lambda x: x * np.float32(2))
 
     assert (found.max_rows, found.why, found.by_number) == (32, "", False)
+
+
+def test_answers_that_are_nan_throughout_prove_nothing() -> None:
+    found = probed(lambda x: np.full_like(x, np.nan))
+
+    assert (found.max_rows, found.by_number) == (1, False)
+    assert "nothing but NaN" in found.why
+
+
+def test_a_nan_among_numbers_hides_nothing() -> None:
+    found = probed(lambda x: np.where(x > np.float32(0.9), np.float32("nan"), x))
+
+    assert found.max_rows == 32
