@@ -17,6 +17,7 @@ from typing import Any, Final
 import redis
 
 from producer.contract import wire
+from producer.contract.errors import BadMessage
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
 from producer.contract.store import Store
@@ -205,8 +206,11 @@ def _spilled(body: bytes, spill: wire.Spill) -> Spilled:
 
 
 def named_in(payload: bytes) -> tuple[Named, ...]:
-    """Return the arrays that a packed reply refers to."""
-    found = wire.references(payload)
+    """Return the arrays that a packed reply refers to; one that cannot be read refers to none."""
+    try:
+        found = wire.references(payload)
+    except BadMessage:
+        return ()
     named = (
         Named(
             nbytes=sum(each.nbytes for each in found if each.where is where),

@@ -260,13 +260,16 @@ def test_a_callback_that_raises_hinders_no_other(
         {"result": 1},
         [1],
         5,
+        pytest.param(b"\x02", id="large arrays, and no more"),
+        pytest.param(b"\x02\xc7\x01\x02\x00", id="a large array of no kind"),
     ],
 )
 def test_a_result_without_sense_is_a_bad_message_and_hinders_no_other(
     fleet: Client, app: FleetApp, worker: Worker, client: Any, senseless: Any
 ) -> None:
     job = fleet.submit("other", {"i": 1})
-    client.set(KEYS.result(job.id), app.backend.encode(senseless), ex=60)
+    stored = senseless if isinstance(senseless, bytes) else app.backend.encode(senseless)
+    client.set(KEYS.result(job.id), stored, ex=60)
     client.publish(KEYS.replies(fleet.id), job.id)
 
     with pytest.raises(errors.BadMessage):
