@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import redis
@@ -23,7 +24,7 @@ from producer.contract.names import Keys
 from workers.delivery import ledger as delivery
 from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
-from workers.delivery.scripts import send
+from workers.delivery.scripts import Call, read_script, send
 from workers.hold_off import HoldOff
 from workers.instances import leasing as leases
 from workers.instances.leasing import Leasing
@@ -37,6 +38,7 @@ _TICK_S: Final = 0.25
 _STATUS_EVERY_S: Final = 2.0
 _STATUS_LIFE_S: Final = 15
 _MOVE_DUE_EVERY_S: Final = 1.0
+_SIGN_ON: Final = read_script(Path(__file__).parent, "sign_on")
 #: How often the lists of stock apps are looked into while Redis is in trouble; else at every tick.
 _MOVE_LISTS_EVERY_S: Final = 1.0
 #: A model stays known this long after its last worker, so that its queue may wait for the next
@@ -138,8 +140,8 @@ class Keeper(threading.Thread):
         try:
             work()
         except redis.RedisError as error:
-            # A full server refuses the status every time; claims of the dead must be freed all the
-            # same, or nothing would ever empty it. Only a renewal that did not come through counts.
+            # Whatever is refused, claims of the dead must be freed all the same, or nothing would
+            # ever empty a full server. Only a renewal that did not come through counts.
             if work == self._renew or isinstance(error, redis.ConnectionError | redis.TimeoutError):
                 self._hold_off.failed(now_s=time.monotonic())
             name = work.__name__.strip("_")
@@ -217,14 +219,16 @@ class Keeper(threading.Thread):
 
     def _publish(self) -> None:
         now_unix_s = time.time()
-        pipe = self._client.pipeline(transaction=False)
-        pipe.set(self._keys.worker(self._node), json.dumps(self._status()), ex=_STATUS_LIFE_S)
-        pipe.zadd(self._keys.workers, {self._node: now_unix_s + _STATUS_LIFE_S})
-        pipe.zremrangebyscore(self._keys.workers, "-inf", now_unix_s - _STATUS_LIFE_S)
-        stale_unix_s = dict.fromkeys(self._serving.models, now_unix_s + MODEL_LIFE_S)
-        pipe.zadd(self._keys.models, stale_unix_s)
-        pipe.zremrangebyscore(self._keys.models, "-inf", now_unix_s)
-        pipe.execute()
+        call = Call(
+            script=_SIGN_ON,
+            keys=[self._keys.worker(self._node), self._keys.workers, self._keys.models],
+            args=[
+                *(self._node, json.dumps(self._status()), _STATUS_LIFE_S),
+                *(now_unix_s, now_unix_s + MODEL_LIFE_S, *self._serving.models),
+            ],
+            read=int,
+        )
+        send(self._client, call)
 
     def _sign_off(self) -> None:
         pipe = self._client.pipeline(transaction=False)

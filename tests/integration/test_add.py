@@ -248,10 +248,12 @@ def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(
 ) -> None:
     onnx_models.linear(file)
     first = start_add(config, DIGITS)
-    trial_of(first)
+    trial = trial_of(first)
+    os.kill(trial, signal.SIGSTOP)
 
     line = refused(config, file)
 
+    os.kill(trial, signal.SIGCONT)
     first.communicate(timeout=20)
     assert "another `fleet add` is at work" in line
     assert (first.returncode, left(config)) == (0, ["digits"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -121,6 +122,25 @@ def test_what_changed_is_published_at_once(
 
     # Without a word from anybody it is published every two seconds.
     assert time.monotonic() - changed_s < 1
+
+
+def test_a_full_server_is_told_who_is_there_and_what_is_served(
+    broker: redis.Redis, keeper: Keeper, said: dict[str, str]
+) -> None:
+    said["state"] = "working on"
+    broker.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            broker.set("anything", 1)
+
+        keeper.start()
+        wait_until(lambda: broker.get(KEYS.worker(NODE)), what="the status", timeout_s=5)
+    finally:
+        broker.config_set("maxmemory", 0)
+
+    assert json.loads(broker.get(KEYS.worker(NODE)) or b"") == said
+    assert broker.zrange(KEYS.workers, 0, -1) == [NODE.encode()]
+    assert broker.zrange(KEYS.models, 0, -1) == [b"flooded", b"quiet"]
 
 
 def test_a_look_into_empty_lists_is_no_script(broker: redis.Redis, keeper: Keeper) -> None:

@@ -15,6 +15,7 @@ import pytest
 from celery import states
 
 from producer.contract.app import FleetApp, make_app
+from producer.contract.blobs import named_in
 from producer.contract.call import Call, parse_call
 from producer.contract.errors import Cancelled, Expired
 from producer.contract.message import Message, from_fields
@@ -98,7 +99,8 @@ class Worker(threading.Thread):
 
     def _serve(self, message: Message) -> None:
         self.messages.append(message)
-        args, kwargs, _ = loads(message.body)
+        blobs = self._app.backend.blobs.read(self._client, named_in(message.body))
+        args, kwargs, _ = loads(message.body, blobs)
         call = parse_call(args, kwargs)
         state, value = states.SUCCESS, None
         try:
@@ -129,14 +131,16 @@ def store_result(
     *,
     fleet: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store a result as Celery's backend would."""
+    """Store a result as Celery's backend would, its large arrays as a worker does."""
     backend = app.backend
     request = types.SimpleNamespace(group=None, children=[], fleet=fleet)
     meta = backend._get_result_meta(backend.encode_result(value, state), state, None, request)
     meta["task_id"] = job_id
     payload = backend.encode(meta)
-    client.set(backend.get_key_for_task(job_id), payload, ex=60)
-    client.publish(backend.get_key_for_task(job_id), payload)
+    spilled = backend.blobs.spill(payload if isinstance(payload, bytes) else payload.encode())
+    backend.blobs.keep(client, spilled, ttl_s=60)
+    client.set(backend.get_key_for_task(job_id), spilled.body, ex=60)
+    client.publish(backend.get_key_for_task(job_id), spilled.body)
 
 
 @pytest.fixture

@@ -167,11 +167,12 @@ def test_large_and_many_jobs_go_out_in_parts(fleet: Client, worker: Worker, clie
     assert client.xlen(STREAM) == 303
 
 
+@pytest.mark.parametrize("numbers", [1, 100_000], ids=["small", "large"])
 def test_a_wait_that_is_over_cancels_its_job_and_deletes_its_result(
-    fleet: Client, worker: Worker, client: Any
+    fleet: Client, worker: Worker, client: Any, numbers: int
 ) -> None:
     held = threading.Event()
-    worker.answer = lambda call: held.wait(10) and dict(call.inputs)
+    worker.answer = lambda call: held.wait(10) and {"y": np.ones((1, numbers))}
 
     async def ask() -> None:
         with pytest.raises(errors.JobTimeout, match=r"digits.*0\.3 s.*cancelled"):
@@ -181,6 +182,7 @@ def test_a_wait_that_is_over_cancels_its_job_and_deletes_its_result(
         held.set()
         await until(lambda: client.exists(KEYS.fence(job_id)), what="the fence")
         assert not client.exists(KEYS.result(job_id))
+        await until(lambda: not client.keys(KEYS.blob("*")), what="no array left")
 
     asyncio.run(ask())
 
