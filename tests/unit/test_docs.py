@@ -11,8 +11,7 @@ from tests.support.worker import ROOT
 
 DOCUMENTS = sorted(
     [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/*/README.md"),
     ]
@@ -40,3 +39,21 @@ def test_every_make_target_that_the_readme_names_is_there() -> None:
     named = set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text()))
 
     assert named - targets == set()
+
+
+def commands_of(readme: Path) -> list[str]:
+    """Return the lines of code of a README, without what is said of them."""
+    fenced = False
+    lines = []
+    for line in readme.read_text(encoding="utf-8").splitlines():
+        fenced ^= line.startswith("```")
+        if fenced or line.startswith("    "):
+            lines.append(line.split(" #")[0].rstrip())
+    return [line for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def test_both_readmes_have_the_same_commands() -> None:
+    english = commands_of(ROOT / "README.md")
+
+    assert len(english) > 50
+    assert commands_of(ROOT / "README.zh-CN.md") == english
