@@ -134,11 +134,14 @@ def test_a_full_server_is_told_who_is_there_and_what_is_served(
             broker.set("anything", 1)
 
         keeper.start()
-        wait_until(lambda: broker.get(KEYS.worker(NODE)), what="the status", timeout_s=5)
+        wait_until(
+            lambda: json.loads(broker.get(KEYS.worker(NODE)) or b"{}") == said,
+            what="the status",
+            timeout_s=5,
+        )
     finally:
         broker.config_set("maxmemory", 0)
 
-    assert json.loads(broker.get(KEYS.worker(NODE)) or b"") == said
     assert broker.zrange(KEYS.workers, 0, -1) == [NODE.encode()]
     assert broker.zrange(KEYS.models, 0, -1) == [b"flooded", b"quiet"]
 
