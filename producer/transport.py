@@ -206,6 +206,18 @@ class Channel(kombu_redis.Channel):
         self._kept = None
         super()._disconnect_pools()
 
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Renew the bindings of queues that expire, as remote control's do.
+
+        A full server refuses it. kombu tries again a second later, well before they end, and would
+        log a traceback each time.
+        """
+        try:
+            super().maybe_refresh_binding_expiry()
+        except redis.ResponseError as error:
+            if not is_full(error):
+                raise
+
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if not is_stream_queue(queue):
             super()._put(queue, message, **kwargs)

@@ -142,6 +142,25 @@ def test_a_task_of_another_queue_is_a_stock_list_message(
         message.ack()
 
 
+def test_a_full_server_is_no_error_to_who_keeps_a_queue_alive(channel: Any, client: Any) -> None:
+    if not hasattr(kombu.transport.redis.Channel, "maybe_refresh_binding_expiry"):
+        pytest.skip("this kombu lets no binding end")
+    queue = kombu.Queue("lasting", kombu.Exchange("control"), expires=10, channel=channel)
+    queue.declare()
+    queue.consume("tag", callback=lambda _: None)
+    bindings = {key: client.smembers(key) for key in client.scan_iter("_kombu.binding.*control*")}
+    client.config_set("maxmemory", 1)
+    try:
+        channel.maybe_refresh_binding_expiry()
+    finally:
+        client.config_set("maxmemory", 0)
+
+    client.delete(*bindings)
+    channel.maybe_refresh_binding_expiry()
+
+    assert {key: client.smembers(key) for key in bindings} == bindings != {}
+
+
 def test_remote_control_stays_on_lists_and_channels(app: FleetApp, client: Any) -> None:
     assert app.control.inspect(timeout=0.1).ping() is None
 
