@@ -86,12 +86,16 @@ class Worker:
         return self.process.pid
 
     def status(self) -> dict[str, Any]:
-        """Return what the worker last said of itself; empty when it has not spoken."""
+        """Return what the worker last said of itself; empty when it has not spoken.
+
+        One of its name that a test has killed is still told of for a while.
+        """
         try:
             text = self.client.get(self._keys.worker(self.node))
         except redis.RedisError:
             return {}
-        return dict(json.loads(text)) if text else {}
+        said = dict(json.loads(text)) if text else {}
+        return said if said.get("pid") == self.pid else {}
 
     def instances(self) -> list[dict[str, Any]]:
         return list(self.status().get("instances", []))
