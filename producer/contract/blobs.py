@@ -24,12 +24,13 @@ from producer.contract.store import Store
 from producer.contract.wire import Where
 
 #: Runs the command in ARGV if each of KEYS is there. A server that was full for the arrays may have
-#: room again for the job: taking it without them would be taking it to fail.
+#: room again for the job: taking it without them would be taking it to fail. Those of a job that is
+#: refused go at once: left, they would fill a full server for good.
 _IF_THERE: Final = """
-if redis.call('EXISTS', unpack(KEYS)) < #KEYS then
-    return redis.error_reply('OOM command not allowed: the arrays before it were not taken')
-end
-return redis.call(unpack(ARGV))
+local answer = redis.error_reply('OOM command not allowed: the arrays before it were not taken')
+if redis.call('EXISTS', unpack(KEYS)) == #KEYS then answer = redis.pcall(unpack(ARGV)) end
+if type(answer) == 'table' and answer.err then redis.call('DEL', unpack(KEYS)) end
+return answer
 """
 
 #: An input's arrays outlive the time its job expires at by this, and a result's arrays the result.
