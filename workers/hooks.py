@@ -13,7 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from producer.contract import wire
-from producer.contract.errors import BadRequest, ConfigError, FleetError, ModelCodeFailed
+from producer.contract.errors import (
+    BadMessage,
+    BadRequest,
+    ConfigError,
+    FleetError,
+    ModelCodeFailed,
+)
 from workers.beside import named_class
 from workers.error_text import one_line
 from workers.models import ModelSpec
@@ -57,7 +63,11 @@ class Hooks:
         arrays = _called("preprocess", self._preprocess, dict(inputs))
         if not isinstance(arrays, Mapping):
             raise _wrong_kind("preprocess", "a dict of arrays", arrays)
-        return arrays
+        # Copies: the code may fill the same array for the next job, before this one has run.
+        return {
+            name: np.array(array) if isinstance(array, np.ndarray) else array
+            for name, array in arrays.items()
+        }
 
     def postprocess(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """Return one job's reply; ``FleetError`` for what the code raised or returned."""
@@ -67,11 +77,11 @@ class Hooks:
         own = {name: np.array(array) for name, array in outputs.items()}
         reply = _called("postprocess", self._postprocess, own, dict(inputs))
         try:
-            # Tried here, where it fails one job, and beside the engine.
-            wire.dumps(reply)
-        except BadRequest as error:
+            # As it is read: what fails fails here, one job and beside the engine. And what the code
+            # keeps of it is not the reply any more: it may change that for the next job.
+            return wire.loads(wire.dumps(reply))
+        except (BadRequest, BadMessage) as error:
             raise _wrong_kind("postprocess", "arrays or values as JSON has them", reply) from error
-        return reply
 
     def close(self) -> None:
         """Begin nothing more; what runs is left to end."""

@@ -222,3 +222,31 @@ def test_two_models_may_bring_files_of_one_name(tmp_path: Path) -> None:
     assert second is not None
     assert (first.preprocess({}), second.preprocess({})) == ({"x": 1}, {"x": 2})
     assert "around" not in sys.modules
+
+
+def test_what_the_code_keeps_is_not_what_the_next_job_sees() -> None:
+    kept, answer = np.zeros((1, 3), np.float32), {"n": 0}
+
+    def preprocess(inputs: Any) -> Any:
+        kept[...] = inputs["n"]
+        return {"x": kept}
+
+    def postprocess(outputs: Any, inputs: Any) -> Any:
+        answer["n"] = inputs["n"]
+        return answer
+
+    hooks = hooks_of(preprocess, postprocess)
+
+    given = [hooks.preprocess({"n": n}) for n in (1, 2)]
+    replies = [hooks.postprocess({}, {"n": n}) for n in (1, 2)]
+
+    assert [float(each["x"][0, 0]) for each in given] == [1, 2]
+    assert replies == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("key", [np.int64(3), (1, 2)], ids=["a number of numpy's", "a tuple"])
+def test_a_reply_that_nobody_could_read_is_the_fault_of_the_code(key: object) -> None:
+    hooks = hooks_of(postprocess=lambda outputs, inputs: {"found": {key: 1}})
+
+    with pytest.raises(ModelCodeFailed):
+        hooks.postprocess({}, {})
