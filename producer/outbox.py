@@ -103,7 +103,7 @@ class Outbox:
                     told.add(packed.job.id)
                     if isinstance(reply, Exception):
                         packed.job.settle(reply)
-        except Exception as error:  # noqa: BLE001  it is told to whoever awaits the jobs
+        except BaseException as error:  # noqa: BLE001  it is told to whoever awaits the jobs
             for outgoing in todo:
                 if outgoing.job.id not in told:
                     outgoing.job.settle(error)
@@ -134,7 +134,7 @@ class Outbox:
             return self._sending.pack(outgoing.job, outgoing.model, outgoing.inputs)
         except OperationalError:
             raise
-        except Exception as error:  # noqa: BLE001  it is told to whoever awaits the job
+        except BaseException as error:  # noqa: BLE001  it is told to whoever awaits the job
             outgoing.job.settle(error)
             return None
 

@@ -22,6 +22,7 @@ from producer.contract.app import FleetApp, make_app
 from producer.contract.blobs import Named, unguarded
 from producer.contract.call import Call, parse_call, rows_of
 from producer.contract.errors import (
+    BadMessage,
     BadRequest,
     Cancelled,
     ConfigError,
@@ -238,7 +239,7 @@ class _Answers:
             raise self._told(_typed(name, error)) from error
         try:
             return wire.loads(wire.dumps(outputs))
-        except BadRequest as error:
+        except (BadRequest, BadMessage) as error:
             raise ModelCodeFailed(
                 f"{name} must return arrays or values as JSON has them; "
                 f"it returned a {type(outputs).__name__} that is not."

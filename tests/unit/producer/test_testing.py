@@ -367,3 +367,18 @@ def test_large_arrays_pass_as_between_an_app_and_a_worker() -> None:
     for answered in outputs:
         np.testing.assert_array_equal(answered["y"], wide * 2)
         assert answered["y"].flags.writeable
+
+
+def test_what_ends_a_test_in_a_models_function_ends_the_await(client: Client) -> None:
+    async def ask() -> None:
+        await client.infer("m", {}, timeout_s=5)
+
+    with answering({"m": lambda inputs: pytest.fail("not to be asked")}):
+        for _ in range(2):
+            with pytest.raises(pytest.fail.Exception, match="not to be asked"):
+                asyncio.run(ask())
+
+
+def test_an_answer_that_nobody_could_read_is_the_functions_fault() -> None:
+    with answering({"m": lambda inputs: {np.int64(1): 1}}), pytest.raises(ModelCodeFailed):
+        infer.delay("m", {}).get(timeout=1)
