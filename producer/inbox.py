@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 import redis
+from kombu.exceptions import OperationalError
 
 from producer.contract.app import FleetApp
 from producer.contract.blobs import Named, named_in
@@ -133,6 +134,10 @@ class Results:
         except redis.RedisError:
             # Of its large arrays: they are read in another trip.
             raise
+        except OperationalError as error:
+            # Their folder or bucket failed: the result stays, and the next look tries again.
+            logger.warning("results.unreadable", extra={"error": str(error)})
+            return None
         except Exception as error:  # noqa: BLE001  one bad result must not hide the others
             return BadMessage(f"The result cannot be read: {error}")
 

@@ -220,6 +220,13 @@ class ReadingBackend(celery_redis.RedisBackend):
             return loads(payload, content_type="application/json", content_encoding="utf-8")
         return super().decode(payload)
 
+    def _forget(self, task_id: str) -> None:
+        """Delete a result, and its large arrays after it."""
+        payload = self.get(self.get_key_for_task(task_id))
+        super()._forget(task_id)
+        if named := named_in(payload) if payload else ():
+            self.blobs.remove(self.client, named)
+
     def exception_to_python(self, exc: Any) -> Any:
         """Rebuild an error; one of ours that this version does not know is a FleetError."""
         if isinstance(exc, dict) and exc.get("exc_module") == errors.__name__:

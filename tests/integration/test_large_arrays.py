@@ -131,6 +131,20 @@ def test_a_result_that_get_has_read_keeps_its_arrays_as_long_as_itself(
             infer.AsyncResult(result.id).get(timeout=30)
 
 
+def test_a_result_that_is_forgotten_takes_its_arrays_along(
+    server: TestServer, client: redis.Redis
+) -> None:
+    with fleet_app(Settings(broker_url=server.url)) as (_, infer):
+        result = infer.delay(MODEL, row())
+        result.get(timeout=30)
+        assert blobs(client)
+
+        result.forget()
+
+    assert not blobs(client)
+    assert not client.exists(KEYS.result(result.id))
+
+
 def test_what_waits_is_small_and_its_array_may_wait_for_a_week(
     fleet: Client, client: redis.Redis, folder: Path, held: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from producer.client import Client
-from producer.contract.errors import ArrayMissing
+from producer.contract.errors import ArrayMissing, JobTimeout
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
 from producer.contract.store import Store
@@ -85,3 +85,28 @@ def test_an_id_names_no_file_but_its_own(tmp_path: Path) -> None:
 
     assert read == {"a" * 32: b"elements", "c" * 32: None}
     assert [file.name for file in (tmp_path / "arrays").iterdir()] == ["b" * 32]
+
+
+def test_a_folder_that_fails_for_a_while_costs_no_reply(
+    server: TestServer, client: redis.Redis, wide: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "arrays"
+    settings = Settings(broker_url=server.url, blob_url=f"file://{folder}")
+    with running_worker(server, wide, environ={"FLEET_BLOB_URL": settings.blob_url}):
+        with fleet_app(settings) as (_, infer):
+            result = infer.delay(MODEL, INPUTS)
+            wait_until(lambda: client.exists(KEYS.result(result.id)), what="the result")
+        wait_until(lambda: len([*folder.iterdir()]) == 1, what="the reply's array alone")
+        (there,) = folder.iterdir()
+        aside = there.rename(tmp_path / "aside")
+        # Neither there nor gone: what a mount does that is away.
+        there.mkdir()
+
+        with Client(settings) as fleet:
+            with pytest.raises(JobTimeout):
+                list(fleet.as_completed([result.id], timeout_s=0.5))
+            there.rmdir()
+            aside.rename(there)
+            (job,) = fleet.as_completed([result.id], timeout_s=10)
+
+        np.testing.assert_array_equal(job.reply(0).outputs["y"], INPUTS["x"] * 2)
