@@ -60,7 +60,7 @@ def _preprocess(runner: ModelRunner, hooks: Hooks, job: Job) -> None:
             raise ModelCodeFailed(f"preprocess returned what the model refuses: {error}") from None
     except FleetError as error:
         job.fault = error
-    except Exception as error:  # noqa: BLE001 - it ends this job alone
+    except BaseException as error:  # noqa: BLE001 - it ends this job alone
         job.fault = ModelCodeFailed(f"preprocess returned what is no array: {type(error).__name__}")
 
 
@@ -71,7 +71,7 @@ def _postprocess(hooks: Hooks, job: Job, outcome: Outcome) -> Outcome:
         reply = hooks.postprocess(outcome.outputs, job.inputs or {})
     except FleetError as error:
         return dataclasses.replace(outcome, outputs=None, error=error)
-    except Exception as error:  # noqa: BLE001 - it ends this job alone
+    except BaseException as error:  # noqa: BLE001 - it ends this job alone
         failed = ModelCodeFailed(f"The reply cannot be sent: {type(error).__name__}")
         return dataclasses.replace(outcome, outputs=None, error=failed)
     return dataclasses.replace(outcome, outputs=reply)

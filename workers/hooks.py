@@ -125,7 +125,7 @@ def _called(name: str, hook: Hook, *args: Any) -> Any:
 def _error_of(name: str, error: BaseException) -> FleetError:
     try:
         told = one_line(error)
-    except Exception:  # noqa: BLE001 - an exception of theirs may have no text
+    except BaseException:  # noqa: BLE001 - an exception of theirs may have no text
         told = type(error).__name__
     if isinstance(error, ValueError):
         return BadRequest(f"{name} refused the job: {told}")

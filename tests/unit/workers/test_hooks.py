@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from producer.contract.errors import BadRequest, ConfigError, FleetError, ModelCodeFailed
 from tests import onnx_models
+from workers.hooked import start_preprocess
 from workers.hooks import Hooks, load_hooks
 from workers.models import ModelSpec, load_model
 
@@ -250,3 +252,24 @@ def test_a_reply_that_nobody_could_read_is_the_fault_of_the_code(key: object) ->
 
     with pytest.raises(ModelCodeFailed):
         hooks.postprocess({}, {})
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("asked for its text")
+
+
+class Unread(dict[str, Any]):
+    def items(self) -> Any:
+        raise SystemExit("asked for its arrays")
+
+
+@pytest.mark.parametrize("hook", [raising(Untold()), lambda inputs: Unread(x=1)])
+def test_not_even_what_a_hook_hands_over_ends_the_process(hook: Any) -> None:
+    runner: Any = SimpleNamespace(hooks=hooks_of(hook))
+    job: Any = SimpleNamespace(inputs={}, fault=None)
+
+    for going in start_preprocess(runner, [job]):
+        going.result(5)
+
+    assert isinstance(job.fault, ModelCodeFailed)
