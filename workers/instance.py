@@ -101,6 +101,17 @@ def run(hello: Hello) -> None:
     loop.serve()
     loading.close()
     reporter.send()
+    _leave_no_thread()
+
+
+def _leave_no_thread() -> None:
+    """End the process here, where a thread of a model's code would hold it until the parent loses
+    patience: nothing is in hand any more, and no engine open.
+    """
+    main = threading.main_thread()
+    if any(each is not main and not each.daemon for each in threading.enumerate()):
+        logging.shutdown()
+        os._exit(0)
 
 
 def _start_renewer(settings: Settings, renewing: Renewing, *, every_s: float) -> None:

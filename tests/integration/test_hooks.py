@@ -258,6 +258,23 @@ def test_a_batch_ahead_is_given_back_uncounted_on_drain(
             assert ahead.reply(20).attempts == 1
 
 
+def test_a_thread_that_the_code_left_holds_no_drain_up(server: TestServer) -> None:
+    code = (
+        "import threading, time\nfrom tests.support.hooks import Told\n"
+        "class Around(Told):\n    def __init__(self):\n        super().__init__()\n"
+        "        threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    )
+    with config_folder({MODEL: {**SCRIPTED, "code": "around:Around"}}) as config:
+        (config / "models" / MODEL / "around.py").write_text(code)
+        with running_worker(server, config) as worker:
+            began_s = time.monotonic()
+
+            assert worker.stop() == 0
+
+    # As long as the parent's patience is, 20 s by default, it would be killed after.
+    assert time.monotonic() - began_s < 10
+
+
 def test_code_that_fails_to_import_is_a_failed_load_with_its_text(
     server: TestServer, fleet: Client
 ) -> None:
