@@ -193,6 +193,21 @@ def sentences(path: Path) -> None:
     )
 
 
+def pair(path: Path) -> None:
+    """Two texts of lengths of their own, and one number of both."""
+    _save(
+        path,
+        [
+            helper.make_node("ReduceSum", ["query", "second"], ["one"], keepdims=0),
+            helper.make_node("ReduceSum", ["passage", "second"], ["other"], keepdims=0),
+            helper.make_node("Add", ["one", "other"], ["y"]),
+        ],
+        inputs=[("query", FLOAT, ["n", "q"]), ("passage", FLOAT, ["n", "p"])],
+        outputs=[("y", FLOAT, ["n"])],
+        constants={"second": np.array([1], np.int64)},
+    )
+
+
 def reduced(path: Path, *, how: str) -> None:
     """``how`` is an operator that makes one number of the steps of a row, as ``ReduceMax``."""
     # In this opset one of them takes its axes as an input.

@@ -152,6 +152,21 @@ def test_inputs_that_belong_together_must_be_equally_long(load: Load) -> None:
         loaded.runner.prepare({**sentence(3), "mask": sentence(4)["mask"]})
 
 
+def test_inputs_of_lengths_of_their_own_are_told_apart_by_their_probe_shapes(load: Load) -> None:
+    pads = {"query": f"{PAD}\nprobe_shape = [1, 16]", "passage": f"{PAD}\nprobe_shape = [1, 11]"}
+    loaded = load(onnx_models.pair, pads)
+    lengths = [(3, 9), (4, 16), (2, 13)]
+
+    jobs = [
+        {"query": np.ones((1, q), np.float32), "passage": np.ones((1, p), np.float32)}
+        for q, p in lengths
+    ]
+    _, given_to_engine = loaded.answers(jobs)
+
+    assert loaded.runner.why == ""
+    assert given_to_engine == [{"query": (3, 4), "passage": (3, 16)}]
+
+
 def reduced(how: str) -> Callable[[Path], None]:
     return functools.partial(onnx_models.reduced, how=how)
 
