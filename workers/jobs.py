@@ -43,7 +43,8 @@ _LONGEST_S: Final = 1e9
 
 _GONE: Final = (
     "A large array of this job is gone: the job waited for longer than FLEET_BLOB_TTL_S, Redis "
-    "evicted it, or its sender has another FLEET_BLOB_URL. Send the job again under a new id."
+    "evicted it, its sender has another FLEET_BLOB_URL, or its file there cannot be read (then the "
+    "worker's log has blob.unreadable). Send the job again under a new id."
 )
 
 #: What a message says when it carries work for Celery's own tracer.

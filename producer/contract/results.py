@@ -60,8 +60,8 @@ def _without_its_arrays(data: Any) -> Any:
     """Return the result of a job whose answer came too late for its large arrays."""
     gone = (
         "The large arrays of this reply are gone: it was read before, they outlived result_ttl_s, "
-        "Redis evicted them, or workers have another FLEET_BLOB_URL. Send the job again under a "
-        "new id."
+        "Redis evicted them, workers have another FLEET_BLOB_URL, or a file there cannot be read "
+        "(then the log has blob.unreadable). Send the job again under a new id."
     )
     told = {
         "exc_type": errors.ArrayMissing.__name__,

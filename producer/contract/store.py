@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from producer.contract.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _NAMES: Final = "FLEET_BLOB_URL"
+#: A file is tried so often, where others can be read meanwhile.
+_TRIES: Final = 3
 
 
 class Store:
@@ -52,7 +55,10 @@ class Store:
             raise _unreachable(error) from error
 
     def read(self, blob_ids: Iterable[str]) -> dict[str, bytes | None]:
-        """Return the files, None for one that is gone; raises OperationalError when that fails."""
+        """Return the files, None for one that is gone or cannot be read.
+
+        Raises OperationalError when the store itself fails.
+        """
         return {blob_id: self._read(blob_id) for blob_id in blob_ids}
 
     def remove(self, blob_ids: Iterable[str]) -> None:
@@ -68,13 +74,36 @@ class Store:
                 )
 
     def _read(self, blob_id: str) -> bytes | None:
+        """Return one file; None for one that is gone, or that cannot be read where others can.
+
+        Tried again and again, such a file would hold up every job that is read beside its own.
+        """
+        tries = _TRIES
+        while True:
+            try:
+                return bytes(self._files.cat_file(self._path(blob_id)))
+            except FileNotFoundError:
+                return None
+            except Exception as error:
+                tries -= 1
+                if not self._works():
+                    raise _unreachable(error) from error
+                if not tries:
+                    told = {"blob": blob_id, "error": type(error).__name__}
+                    logger.error("blob.unreadable", extra=told)
+                    return None
+
+    def _works(self) -> bool:
+        """Return whether a file can be written, read and deleted at the moment."""
+        path, data = self._path(f"trial-{uuid.uuid4().hex}"), b"trial"
         try:
-            data: Any = self._files.cat_file(self._path(blob_id))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise _unreachable(error) from error
-        return bytes(data)
+            self._files.makedirs(self._root, exist_ok=True)
+            self._files.pipe_file(path, data)
+            found: Any = self._files.cat_file(path)
+            self._files.rm_file(path)
+        except Exception:  # noqa: BLE001  whatever a bucket raises
+            return False
+        return bytes(found) == data
 
     def _path(self, blob_id: str) -> str:
         return f"{self._root}/{blob_id}"

@@ -97,16 +97,36 @@ def test_a_folder_that_fails_for_a_while_costs_no_reply(
             result = infer.delay(MODEL, INPUTS)
             wait_until(lambda: client.exists(KEYS.result(result.id)), what="the result")
         wait_until(lambda: len([*folder.iterdir()]) == 1, what="the reply's array alone")
-        (there,) = folder.iterdir()
-        aside = there.rename(tmp_path / "aside")
-        # Neither there nor gone: what a mount does that is away.
-        there.mkdir()
+        aside = folder.rename(tmp_path / "aside")
+        # Nothing can be read or written, as where a mount is away.
+        folder.write_text("no folder")
 
         with Client(settings) as fleet:
             with pytest.raises(JobTimeout):
                 list(fleet.as_completed([result.id], timeout_s=0.5))
-            there.rmdir()
-            aside.rename(there)
+            folder.unlink()
+            aside.rename(folder)
             (job,) = fleet.as_completed([result.id], timeout_s=10)
 
         np.testing.assert_array_equal(job.reply(0).outputs["y"], INPUTS["x"] * 2)
+
+
+def test_a_file_that_cannot_be_read_costs_its_own_job_alone(
+    server: TestServer, client: redis.Redis, wide: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "arrays"
+    settings = Settings(broker_url=server.url, blob_url=f"file://{folder}")
+    with Client(settings) as fleet:
+        bad = fleet.submit(MODEL, INPUTS)
+        (file,) = folder.iterdir()
+        file.unlink()
+        file.mkdir()
+        good = [fleet.submit(MODEL, INPUTS) for _ in range(3)]
+
+        with running_worker(server, wide, environ={"FLEET_BLOB_URL": settings.blob_url}) as worker:
+            with pytest.raises(ArrayMissing, match=r"cannot be read.*blob\.unreadable"):
+                bad.reply(timeout_s=20)
+            for job in good:
+                np.testing.assert_array_equal(job.reply(20).outputs["y"], INPUTS["x"] * 2)
+            assert "blob.unreadable" in worker.log()
+            assert "IsADirectoryError" in worker.log()
