@@ -6,13 +6,13 @@ import dataclasses
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, NoReturn, cast
 
 from celery import Celery, Task, signals
 from celery._state import get_current_worker_task
 from celery.canvas import Signature
 from celery.result import AsyncResult
-from kombu import Producer
+from kombu import Producer, Queue
 from kombu.exceptions import EncodeError
 
 from producer.contract import wire
@@ -24,6 +24,7 @@ from producer.contract.names import (
     PRIORITIES,
     Priority,
     is_model_name,
+    is_stream_queue,
     queue_of,
     shadow_of,
 )
@@ -46,6 +47,17 @@ _NUMBERS: Final = {Priority.HIGH: 0, Priority.NORMAL: 0, Priority.LOW: 9}
 
 #: The result backends of an app, by the scheme of their URL, that read the fleet's results.
 _READING: Final = {"redis": APP_BACKEND, "rediss": APP_BACKEND}
+
+_NOT_ONE_BY_ONE: Final = (
+    "map, starmap and chunks run a task in your own workers, where infer does not run. Use "
+    "group(infer.s(model, inputs) for inputs in many), or Client().submit_many."
+)
+
+_OLD_PROTOCOL: Final = (
+    "task_protocol is 1: such messages have no headers, and no worker of the fleet reads them. Only "
+    "infer.delay(...) without callbacks goes without; for the rest set task_protocol = 2, Celery's "
+    "default."
+)
 
 _NOT_HERE: Final = (
     "infer runs in fleet workers, not in the process that calls it. Use infer.delay(...) with a "
@@ -143,7 +155,9 @@ class Infer(Task):
 
     def _hand_on(self, job: Submission, options: dict[str, Any]) -> AsyncResult:
         """Send ``job`` through Celery and kombu, which know every option."""
-        options.setdefault("queue", queue_of(str(job.call.model)))
+        if self._get_app().conf.task_protocol != 2:
+            raise ConfigError(_OLD_PROTOCOL)
+        options.update(_way_of(job.call, options.get("queue")))
         options["headers"] = fleet_headers(job.call, job.priority, job.headers)
         options.update(priority=job.priority_number, argsrepr=argsrepr_of(job.call))
         options.update(task_id=job.id, shadow=job.shadow, kwargsrepr="{}")
@@ -199,6 +213,12 @@ class Infer(Task):
         return made
 
     subtask = signature
+
+    def chunks(self, *_: Any) -> NoReturn:
+        """Refuse: Celery would call the task in the app's own workers."""
+        raise ConfigError(_NOT_ONE_BY_ONE)
+
+    map = starmap = chunks
 
     def for_model(self, model: str) -> ForModel:
         """Return ``infer`` with the model already given; in a chain the inputs come first."""
@@ -277,6 +297,20 @@ def register(app: Celery, settings: Settings | None = None) -> Infer:
         Infer,
         app.task(name=INFER_TASK, base=Infer, bind=True, shared=False, **attributes)(_run),
     )
+
+
+def _way_of(call: Call, queue: object) -> dict[str, Any]:
+    """Return the options that take a job to its queue, whatever the app's settings say of tasks.
+
+    Routes, and the queue that a whole group is given, are for tasks that the app's workers run. A
+    queue as an object is none that the app has to know, and its own workers do not come to consume
+    it.
+    """
+    name = getattr(queue, "name", queue)
+    if not (isinstance(name, str) and is_stream_queue(name)):
+        name = queue_of(str(call.model))
+    anonymous = {"exchange": "", "exchange_type": "direct", "routing_key": ""}
+    return {"queue": Queue(name), **anonymous}
 
 
 def _is_watched() -> bool:

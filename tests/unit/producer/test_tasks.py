@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from celery import Celery, Task, chain, group, signals
-from kombu import Producer
+from kombu import Producer, Queue
 from kombu.exceptions import OperationalError
 
 from producer.contract import wire
@@ -325,6 +325,59 @@ def test_registered_on_another_app_it_goes_to_the_fleet(
     assert "cache" in type(shop.backend).__module__
     assert wire.SERIALIZER in shop.conf.accept_content
     infer.publisher.close()
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {},
+        {"task_compression": "gzip"},
+        {"task_create_missing_queues": False, "task_queues": [Queue("celery")]},
+        {"task_routes": {"*": {"queue": "celery", "compression": "zlib"}}},
+        {"task_routes": {"*": {"exchange": "e", "exchange_type": "topic", "routing_key": "a.b"}}},
+    ],
+    ids=lambda conf: "-".join(conf) or "none",
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"queue": "celery"}, {"exchange": "e", "routing_key": "k"}, {"compression": "gzip"}],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_what_an_app_sets_for_its_own_tasks_keeps_no_job_from_its_queue(
+    shop: Celery, settings: Settings, client: Any, conf: dict[str, Any], options: dict[str, Any]
+) -> None:
+    shop.conf.update(conf)
+    infer = register(shop, settings)
+    link = shop.signature("after")
+
+    infer.apply_async(("digits", {"image": ROW}), link=link, **options)
+
+    (message,) = sent(client)
+    args, _, embed = wire.loads(message.body)
+    np.testing.assert_array_equal(args[1]["image"], ROW)
+    assert embed["callbacks"][0]["task"] == "after"
+    assert message.headers.get("compression") is None
+    assert list(shop.amqp.queues) == ["celery"]
+    infer.publisher.close()
+
+
+def test_a_message_without_headers_is_refused_where_it_would_be_sent(
+    shop: Celery, settings: Settings, client: Any
+) -> None:
+    shop.conf.task_protocol = 1
+    infer = register(shop, settings)
+
+    with pytest.raises(ConfigError, match="task_protocol = 2"):
+        infer.apply_async(("digits", {"image": ROW}), countdown=1)
+
+    assert client.keys("*") == []
+    infer.publisher.close()
+
+
+@pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
+def test_what_would_run_infer_in_the_apps_own_workers_is_refused(infer: Infer, name: str) -> None:
+    with pytest.raises(ConfigError, match="group"):
+        getattr(infer, name)([("digits", {"image": ROW})], 1)
 
 
 def test_importing_the_task_loads_no_runtime_and_reads_no_environment() -> None:
