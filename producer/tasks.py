@@ -54,9 +54,8 @@ _NOT_ONE_BY_ONE: Final = (
 )
 
 _OLD_PROTOCOL: Final = (
-    "task_protocol is 1: such messages have no headers, and no worker of the fleet reads them. Only "
-    "infer.delay(...) without callbacks goes without; for the rest set task_protocol = 2, Celery's "
-    "default."
+    "task_protocol is 1: such messages have no headers, and a plain infer.delay(...) alone needs "
+    "none. Set task_protocol = 2, Celery's default."
 )
 
 _NOT_HERE: Final = (

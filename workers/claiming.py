@@ -5,6 +5,7 @@ that.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -104,15 +105,15 @@ class Claiming:
         if not entries:
             return None
         queue = next(q for q in queues if entries[0].stream in self._ledger.keys.streams(q))
-        streams = self._ledger.keys.streams(queue)
-        mine = tuple(entry for entry in entries if entry.stream in streams)
-        others = [entry for entry in entries if entry.stream not in streams]
-        return Claimed(queue=queue, closed=Closed.EMPTY, entries=mine), others
+        mine, others = self._parted(queue, entries)
+        return Claimed(queue=queue, closed=Closed.EMPTY, entries=tuple(mine)), others
 
-    def gather(self, claimed: Claimed, model: str) -> Claimed:
-        """Wait for more jobs, as long as the model asks for; by default not at all."""
+    def gather(self, claimed: Claimed, model: str) -> tuple[Claimed, Sequence[Entry]]:
+        """Wait for more jobs, as long as the model asks for, by default not at all, and no longer
+        than until a job of another model comes; returns what came of others, to be given back.
+        """
         if claimed.closed is not Closed.EMPTY:
-            return claimed
+            return claimed, ()
         runner = self._loading.runners[model]
         spec, began_s = runner.spec, time.monotonic()
         limits = Limits(
@@ -131,10 +132,20 @@ class Claiming:
             if closed is None and self._orders.draining.is_set():
                 closed = Closed.DELAY
             if closed is not None:
-                return Claimed(queue=claimed.queue, closed=closed, entries=tuple(entries))
+                return dataclasses.replace(claimed, closed=closed, entries=tuple(entries)), ()
             self._status.tick()
             rest_s = min(spec.max_queue_delay_s - age_s, TICK_S)
-            entries += self._wait([claimed.queue], rest_s)
+            came = self._wait([queue_of(model) for model in self._loading.runners], rest_s)
+            mine, others = self._parted(claimed.queue, came)
+            entries += mine
+            if others:
+                return dataclasses.replace(claimed, entries=tuple(entries)), others
+
+    def _parted(self, queue: str, entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """Return the entries of ``queue``, and all others."""
+        streams = self._ledger.keys.streams(queue)
+        mine = [entry for entry in entries if entry.stream in streams]
+        return mine, [entry for entry in entries if entry.stream not in streams]
 
     def _wait(self, queues: Sequence[str], wait_s: float) -> list[Entry]:
         began_s = time.monotonic()

@@ -166,6 +166,7 @@ class ClaimLoop:
             self._exchange()
             self._orders.draining.wait(DOORBELL_S)
             return None
+        others: Sequence[Entry] = ()
         (claimed,) = self._exchange(self._ledger.claim(wishes))
         if claimed is None:
             self._events.flush()
@@ -173,9 +174,11 @@ class ClaimLoop:
             if rung is None:
                 return None
             claimed, others = rung
-            if others:
-                self._exchange(self._release(self._queues, keep=claimed.entries))
-        return InHand(batch=self._read(self._claiming.gather(claimed, model_of(claimed.queue))))
+        if not others:
+            claimed, others = self._claiming.gather(claimed, model_of(claimed.queue))
+        if others:
+            self._exchange(self._release(self._queues, keep=claimed.entries))
+        return InHand(batch=self._read(claimed))
 
     def _read(self, claimed: Claimed) -> Batch:
         """Decode a claim; bury at once what nobody can read."""

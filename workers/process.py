@@ -63,6 +63,12 @@ class InstanceProcess:
         """Whether it has loaded what it was told to serve, or said why it cannot."""
         return set(self.said.get("models", ())) == set(self.models)
 
+    @property
+    def loaded(self) -> frozenset[str]:
+        """The models that it holds, and serves."""
+        about = self.said.get("models", {})
+        return frozenset(name for name, its in about.items() if its["state"] == "ready")
+
     def read(self) -> bool:
         """Take in what it reported; False when its end of the pipe is closed."""
         chunk = os.read(self.report_fd, 65536)

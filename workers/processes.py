@@ -28,7 +28,7 @@ from workers.loading import retry_gap_s
 from workers.orders import terminate_line
 from workers.process import InstanceProcess
 from workers.serving import Serving
-from workers.slots import Slot, report
+from workers.slots import Slot, first_models, report
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ class Processes:
             Slot(number=number, instance=instance) for number, instance in enumerate(instances)
         ]
         self._wanted = len(instances)
+        #: The models that some process of this worker has loaded.
+        self._loadable: frozenset[str] = frozenset()
         # Reentrant: a signal handler of the main thread may come in while the main thread holds
         # it.
         self._lock = threading.RLock()
@@ -130,7 +132,7 @@ class Processes:
             node=self._node,
             slot=slot.number,
             number=slot.starts,
-            models=self._serving.models,
+            models=first_models(slot, self._slots, self._serving.models, self._loadable),
             lease=self._lease_of(slot.instance, slot.leased_until_s),
             environ=slot.instance.environ(threads=self._threads),
             log_level=self._log_level,
@@ -285,7 +287,9 @@ class Processes:
             if slot.process is None:
                 return
             before = slot.process.state
-            if not slot.process.read():
+            alive = slot.process.read()
+            self._loadable |= slot.process.loaded
+            if not alive:
                 self._take_out(slot)
             elif slot.process.state != before:
                 self._on_change()

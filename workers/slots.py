@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Set
 from typing import Any
 
 from producer.contract.counters import add_counters
@@ -36,6 +37,19 @@ class Slot:
     def is_failing(self) -> bool:
         """Whether the last process died before it was ready, and none was since."""
         return self.failures > 0 and not (self.process and self.process.was_ready)
+
+
+def first_models(
+    slot: Slot, slots: Iterable[Slot], models: tuple[str, ...], loadable: Set[str]
+) -> tuple[str, ...]:
+    """Return those of ``models`` that a new process in ``slot`` loads: all of them.
+
+    While loads end the processes of another slot, only those that are ``loadable``, for they were
+    loaded before: the model that does so is among the others, and would end this one as well.
+    """
+    if not any(other.is_failing for other in slots if other is not slot):
+        return models
+    return tuple(model for model in models if model in loadable) or models
 
 
 def _state(slot: Slot) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +74,30 @@ def test_a_model_that_cannot_be_loaded_costs_the_others_nothing(
         assert job.reply(60).outputs["y"].shape == (1, 3)
         both = [("ready", {"old": "ready", "added": "ready"})] * 2
         wait_until(lambda: models_of(worker) == both, what="both with it", timeout_s=60)
+
+
+def test_a_model_that_kills_its_loader_is_not_loaded_by_an_instance_that_replaces_another(
+    broker: TestServer, tmp_path: Path
+) -> None:
+    (told_to_fail := tmp_path / "fails").write_text("abort")
+    log = tmp_path / "log"
+    added = {**SCRIPTED, "options": {"log": str(log), "load_fails_while": str(told_to_fail)}}
+    models = {"old": {**SCRIPTED, "options": {}}, "added": added}
+    with (
+        config_folder(models) as config,
+        running_worker(broker, config, "-Q", "fleet.old", instances=2) as worker,
+        Client(Settings(broker_url=broker.url)) as client,
+    ):
+        told(broker, worker, "add_consumer")
+        wait_until(lambda: len(loads(log)) >= 2, what="a load that ends a restart", timeout_s=60)
+        (whole,) = wait_until(
+            lambda: pids if len(pids := worker.ready_pids()) == 1 else None, what="one that serves"
+        )
+
+        os.kill(whole, signal.SIGKILL)
+
+        assert client.submit("old", {"x": row()}).reply(20).outputs["y"].shape == (1, 3)
+        wait_until(lambda: worker.ready_pids() - {whole}, what="another that serves")
+        told(broker, worker, "cancel_consumer")
+        both = [("ready", {"old": "ready"})] * 2
+        wait_until(lambda: models_of(worker) == both, what="both without it", timeout_s=60)

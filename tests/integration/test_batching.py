@@ -12,7 +12,9 @@ import numpy as np
 from producer.client import Client
 from producer.contract.names import Keys
 from tests.support.engines import Do, batches, row, starts
+from tests.support.queues import tally
 from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, config_folder, running_worker
 
 MODEL = "scripted"
@@ -105,6 +107,21 @@ def test_a_model_may_wait_for_more_jobs(server: TestServer, fleet: Client, log: 
 
     assert [reply.batch_size for reply in replies] == [4] * 4
     assert closed["delay"] == 1
+
+
+def test_a_model_that_waits_for_more_jobs_holds_up_no_other(
+    server: TestServer, fleet: Client, log: Path
+) -> None:
+    patient = {**options(log), "max_queue_delay_s": 10.0}
+
+    with (
+        config_folder({MODEL: patient, "other": options(log)}) as config,
+        running_worker(server, config),
+    ):
+        waiting = fleet.submit(MODEL, {"x": row(job=1)})
+        wait_until(lambda: tally(server, MODEL).claimed == 1, what="its claim")
+        fleet.submit("other", {"x": row(job=2)}).reply(5)
+        waiting.reply(5)
 
 
 def test_jobs_of_different_shapes_are_answered_from_one_claim(
