@@ -15,6 +15,9 @@ _GRAPH: Final = 7
 #: The largest field number of ModelProto, with room for later versions.
 _LARGEST_FIELD: Final = 64
 
+#: How the file begins that Git has where the model itself is kept elsewhere.
+_LFS_POINTER: Final = b"version https://git-lfs."
+
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
@@ -25,6 +28,9 @@ def why_not_onnx(path: Path) -> str | None:
         return "is empty"
     fields: set[int] = set()
     with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            return "is a pointer of Git LFS in place of the model; `git lfs pull` fetches it"
+        file.seek(0)
         while file.tell() < size:
             field = _skip_field(file)
             if field is None or file.tell() > size:

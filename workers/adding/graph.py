@@ -27,6 +27,11 @@ _INTEGER_PREFIX: Final = "QLinear"
 
 _HALVES: Final = frozenset((onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
 
+_NO_SHAPE: Final = (
+    "has no shape, and nobody knows how many axes a job is to send. Export it with one; sizes that "
+    "are free have a name in it."
+)
+
 #: What a file of another kind is, by its suffix, and how to get an ONNX file of it.
 _OTHER_KINDS: Final = {
     **dict.fromkeys((".pt", ".pth", ".ckpt"), "PyTorch: export it with torch.onnx.export"),
@@ -75,7 +80,10 @@ def read_graph(path: Path) -> Graph:
     has_zipmap = any(node.op_type == "ZipMap" for node in nodes)
     for side, values in (("input", given), ("output", model.graph.output)):
         for value in values:
-            if why := _why_not(value, has_zipmap=has_zipmap):
+            why = _why_not(value, has_zipmap=has_zipmap)
+            if not why and side == "input" and not value.type.tensor_type.HasField("shape"):
+                why = _NO_SHAPE
+            if why:
                 raise ConfigError(f"{path}: {side} {value.name!r} {why}")
     return Graph(
         path=path,
@@ -130,7 +138,8 @@ def _external(path: Path) -> tuple[Path, ...]:
         # By its name, not by where links lead: caches of downloads consist of links.
         if os.path.relpath(file, path.parent).startswith(os.pardir):
             raise ConfigError(
-                f"{path}: its weights lie outside its folder, in {file}. Save them beside it: "
+                f"{path}: its weights lie outside its folder, or are named by an absolute path: "
+                f"{file}. Save them beside it: "
                 "onnx.save(..., save_as_external_data=True)."
             )
         if not file.is_file():

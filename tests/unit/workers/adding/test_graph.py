@@ -37,6 +37,21 @@ def garbage(path: Path) -> None:
     path.write_bytes(b"no model at all")
 
 
+def lfs_pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+
+
+def shapeless(path: Path) -> None:
+    """A graph whose input does not say how many axes it has."""
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "shapeless",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    onnx.save(helper.make_model(graph), path)
+
+
 def cut_off(path: Path) -> None:
     onnx_models.linear(path)
     path.write_bytes(path.read_bytes()[:-20])
@@ -62,6 +77,8 @@ def external(path: Path) -> Path:
         (iris, "options={'zipmap': False}"),
         (onnx_models.text, "input 'x' is text"),
         (constant, "the model has no inputs"),
+        (shapeless, "input 'x' has no shape"),
+        (lfs_pointer, "`git lfs pull` fetches it"),
         (garbage, "is not an ONNX model"),
         (cut_off, "is not an ONNX model, or only a part of one"),
         (Path.touch, "is empty"),
