@@ -10,9 +10,12 @@ import sys
 import time
 
 import click
+import redis
 
+from producer.contract import queues
 from producer.contract.errors import ConfigError
 from producer.contract.local_broker import NOTE, noted
+from producer.contract.reach import reach
 from producer.contract.settings import redacted
 from workers import children, local
 from workers.settings import WorkerSettings
@@ -36,6 +39,8 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     settings = WorkerSettings.load()
     broker = stack.enter_context(local.broker(settings, os.environ))
     _note(stack, broker.settings.broker_url)
+    # After the worker, which gives back what it claimed, and before the server.
+    stack.callback(_tell_of_the_lost, broker)
     # Flower first, so that it hears the worker's first events and ends after it.
     flower = stack.enter_context(local.flower(broker, settings.config_dir)) if with_flower else None
     worker = stack.enter_context(
@@ -56,6 +61,20 @@ def _alive(broker: local.Broker, worker: local.Worker) -> None:
         # There is nothing to give back to. The second signal, when all is stopped, is immediate.
         worker.process.terminate()
         raise ConfigError(f"The embedded server ended with exit code {code}.")
+
+
+def _tell_of_the_lost(broker: local.Broker) -> None:
+    """Say how many jobs nobody has answered: they end with a server that is of this run only."""
+    if not broker.process or broker.process.poll() is not None:
+        return
+    with (
+        contextlib.suppress(ConfigError, redis.RedisError),
+        reach(broker.settings.broker_url) as client,
+    ):
+        held = queues.count(client, broker.keys, queues.find(client, broker.keys)).values()
+        if lost := sum(queue.queued + queue.delayed for queue in held):
+            jobs = "1 job that waits ends" if lost == 1 else f"{lost:,} jobs that wait end"
+            _say(f"{jobs} with this server; one of your own (FLEET_BROKER_URL) keeps them.")
 
 
 def _note(stack: contextlib.ExitStack, url: str) -> None:
@@ -94,9 +113,9 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
             "\nIn a Python prompt in this folder:\n\n"
             "  import numpy; from producer.tasks import infer\n"
             '  x = numpy.zeros((1, 1, 8, 8), "float32")\n'
-            '  infer.delay("digits", {"image": x}).get(timeout=10)\n'
+            '  infer.delay("digits", {"image": x}).get(timeout=10)'
         )
-    _say(f"`{_fleet()} status` shows what it does. Ctrl-C stops everything.")
+    _say(f"\n`{_fleet()} status` shows what it does. Ctrl-C stops everything.")
 
 
 def _fleet() -> str:

@@ -182,6 +182,21 @@ def test_ctrl_c_at_the_terminal_ends_everything(up: Up, tmp_path: Path) -> None:
     assert_nothing_left(up, tmp_path)
 
 
+def test_jobs_that_end_with_the_server_are_counted(up: Up, tmp_path: Path) -> None:
+    send = (
+        "import numpy; from producer.tasks import infer\n"
+        "x = {'image': numpy.zeros((1, 1, 8, 8), 'float32')}\n"
+        "for _ in range(3): infer.apply_async(('digits', x), countdown=600)\n"
+    )
+    subprocess.run([sys.executable, "-c", send], cwd=_CLONE, env=environ(tmp_path), check=True)
+
+    os.write(up.master, b"\x03")
+
+    assert up.ends() == 0
+    assert "3 jobs that wait end with this server" in up.said
+    assert_nothing_left(up, tmp_path)
+
+
 def test_a_terminal_that_goes_away_ends_everything(up: Up, tmp_path: Path) -> None:
     os.close(up.master)
 
