@@ -69,7 +69,7 @@ def health(*, node: str | None) -> None:
 
     For health checks of containers and supervisors. The worker itself must answer, by the name of
     its own node, and have an instance that is ready. Otherwise the exit code is 1, and one line on
-    standard error says why.
+    standard error says why. The worker of `fleet up` has a name of its own: see `fleet status`.
     """
     from workers import health as asked
 
