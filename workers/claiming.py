@@ -6,6 +6,7 @@ that.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -29,9 +30,12 @@ TICK_S: Final = 0.25
 #: long to read: what comes until then need not wait for it.
 _AHEAD_BY_S: Final = 0.05
 
-#: A model that runs row by row claims as many rows at once as it answers in this time: a claim for
-#: each would cost more than the run, and more would be kept from other instances.
-_ROW_BY_ROW_S: Final = 0.1
+#: Where a claim takes many runs, it holds as many rows as are answered in this time: with fewer, a
+#: claim costs more than its runs, or its jobs of one shape are few; more would be kept from other
+#: instances, and hold up other models.
+_MANY_RUNS_S: Final = 0.1
+#: And no more full batches than this.
+_MANY_BATCHES: Final = 16
 
 
 class Claiming:
@@ -51,6 +55,8 @@ class Claiming:
         #: Seconds that a batch, and a row, of each model take, smoothed.
         self._batch_s: dict[str, float] = {}
         self._row_s: dict[str, float] = {}
+        #: How many runs a claim of each model takes where full ones would take one, smoothed.
+        self._spread: dict[str, float] = {}
         #: Seconds that it takes to claim and read a batch, smoothed.
         self._read_s: float | None = None
         #: When the last batch of each model ended. Monotonic clock.
@@ -71,10 +77,12 @@ class Claiming:
         """Note that a batch of ``model`` ended: it waits anew."""
         self._turn_ended_s[model] = time.monotonic()
 
-    def learn(self, model: str, *, took_s: float, rows: int) -> None:
-        """Take in how long a batch took."""
+    def learn(self, model: str, *, took_s: float, rows: int, runs: int) -> None:
+        """Take in how long a batch took, and how many runs."""
+        full = math.ceil(rows / self._loading.runners[model].max_rows)
         self._batch_s[model] = _smooth(self._batch_s.get(model), took_s)
         self._row_s[model] = _smooth(self._row_s.get(model), took_s / rows)
+        self._spread[model] = _smooth(self._spread.get(model), runs / full)
 
     def expects_end_within(self, model: str, limit_s: float) -> bool:
         """Return whether a batch of ``model`` should end so soon; nobody knows of the first."""
@@ -156,10 +164,12 @@ class Claiming:
 
     def _wish(self, model: str, running: str | None, now_s: float) -> Wish:
         runner = self._loading.runners[model]
-        rows = runner.max_rows
-        if rows == 1 and model in self._row_s:
-            in_time = int(_ROW_BY_ROW_S / self._row_s[model])
-            rows = max(1, min(runner.spec.max_batch_size, in_time))
+        rows = rows_to_claim(
+            max_rows=runner.max_rows,
+            max_batch_size=runner.spec.max_batch_size,
+            row_s=self._row_s.get(model),
+            spread=self._spread.get(model, 1.0),
+        )
         return Wish(
             queue=queue_of(model),
             max_rows=rows,
@@ -171,6 +181,18 @@ class Claiming:
     def _since_turn_s(self, model: str, now_s: float) -> float:
         ended_s = self._turn_ended_s.get(model)
         return NEVER_S if ended_s is None else now_s - ended_s
+
+
+def rows_to_claim(*, max_rows: int, max_batch_size: int, row_s: float | None, spread: float) -> int:
+    """Return how many rows a claim may hold: as many as one run takes, or more where claims take
+    many runs all the same. ``row_s``: how long a row takes, None before the first; ``spread``: how
+    many runs a claim took where full ones would have taken one.
+    """
+    row_by_row = max_rows == 1
+    if row_s is None or not (row_by_row or spread > 2):
+        return max_rows
+    most = max_batch_size if row_by_row else _MANY_BATCHES * max_rows
+    return max(max_rows, min(most, int(_MANY_RUNS_S / row_s)))
 
 
 def claim_ahead_in_s(*, batch_s: float, read_s: float) -> float:

@@ -243,9 +243,10 @@ class ClaimLoop:
         self._status.batch_ends()
         if prepared:
             took_s, rows = time.monotonic() - began_s, sum(job.rows for job in prepared)
-            self._claiming.learn(batch.model, took_s=took_s, rows=rows)
+            done = runner.take_counters()
+            self._claiming.learn(batch.model, took_s=took_s, rows=rows, runs=done.batches)
             closed = Closed.ALONE if begun.alone else batch.closed
-            self._endings.count_batch(batch.model, closed, runner)
+            self._endings.count_batch(batch.model, closed, done)
         self._answer(batch, runs, outcomes, began_unix_s=began_unix_s)
         self._loading.share_ceilings(batch.model)
         if self._ahead is None or self._ahead.begun is None:

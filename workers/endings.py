@@ -24,7 +24,7 @@ from workers.delivery.scripts import Call
 from workers.jobs import Job, Unreadable
 from workers.large_arrays import LargeArrays
 from workers.loading import retry_gap_s
-from workers.runner import ModelRunner
+from workers.runner import Counters
 from workers.status import Status
 from workers.telemetry.events import TaskEvents
 
@@ -310,12 +310,12 @@ class Endings:
             queue, bad.entry, bad.job_id, letter, payload=payload, reply_to=bad.reply_to
         )
 
-    def count_batch(self, model: str, closed: Closed, runner: ModelRunner) -> None:
-        """Add what the engine did for one claim to the model's totals.
+    def count_batch(self, model: str, closed: Closed, done: Counters) -> None:
+        """Add what the engine has done for one claim to the model's totals.
 
         Jobs of different shapes, and of more rows than fit, take several runs.
         """
-        counters, done = self._status.counters[model], runner.take_counters()
+        counters = self._status.counters[model]
         counters.batches += done.batches
         counters.rows += done.rows
         counters.closed[str(closed)] += 1
