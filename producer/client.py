@@ -20,7 +20,7 @@ from producer.job import Job
 from producer.mailroom import Mailroom, mailroom
 from producer.outbox import Outgoing
 from producer.replies import Reply
-from producer.sending import SEND_AT_ONCE, SEND_AT_ONCE_BYTES, Packed
+from producer.sending import Packed, in_parts
 from producer.stand_in import stand_in
 
 __all__ = ["Client", "Job", "Reply"]
@@ -170,7 +170,8 @@ class Client:
         room = self._room
         accepted: list[Job] = []
         try:
-            for part in self._parts(room, model, many, ids, priority=priority, expires_s=expires_s):
+            jobs = self._packed(room, model, many, ids, priority=priority, expires_s=expires_s)
+            for part in in_parts(jobs):
                 room.inbox.expect([packed.job for packed in part])
                 replies = room.sending.send(part)
                 pairs = list(zip(part, replies, strict=True))
@@ -183,7 +184,7 @@ class Client:
             raise
         return accepted
 
-    def _parts(
+    def _packed(
         self,
         room: Mailroom,
         model: str,
@@ -192,23 +193,14 @@ class Client:
         *,
         priority: str,
         expires_s: float | None,
-    ) -> Iterator[list[Packed]]:
-        """Yield the jobs, packed, in parts that are sent in one round trip each."""
-        part: list[Packed] = []
-        size_bytes = 0
+    ) -> Iterator[Packed]:
+        """Yield the jobs, packed."""
         pairs = zip(many, repeat(None)) if ids is None else zip(many, ids, strict=True)
         for count, (inputs, job_id) in enumerate(pairs):
             if not count:
                 room.sending.check(model, inputs)
             job = self._job(room, job_id)
-            packed = room.sending.pack(job, model, inputs, priority=priority, expires_s=expires_s)
-            part.append(packed)
-            size_bytes += packed.size_bytes
-            if len(part) >= SEND_AT_ONCE or size_bytes >= SEND_AT_ONCE_BYTES:
-                yield part
-                part, size_bytes = [], 0
-        if part:
-            yield part
+            yield room.sending.pack(job, model, inputs, priority=priority, expires_s=expires_s)
 
     def _job(self, room: Mailroom, job_id: str | None) -> Job:
         """Return the job of this id that was sent before and still waits, or a new one."""

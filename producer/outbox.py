@@ -19,7 +19,7 @@ from producer.contract.cancel import cancel_command
 from producer.inbox import Inbox
 from producer.job import Job
 from producer.publisher import Publisher
-from producer.sending import SEND_AT_ONCE, SEND_AT_ONCE_BYTES, Packed, Sending
+from producer.sending import Packed, Sending, in_parts
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Outbox:
         """Send jobs; an error is an outcome. When Redis is away, all that are left are told so."""
         told: set[str] = set()
         try:
-            for part in self._parts(todo):
+            for part in in_parts(self._wanted(todo)):
                 replies = self._sending.send(part)
                 for packed, reply in zip(part, replies, strict=True):
                     told.add(packed.job.id)
@@ -108,24 +108,15 @@ class Outbox:
                 if outgoing.job.id not in told:
                     outgoing.job.settle(error)
 
-    def _parts(self, todo: list[Outgoing]) -> Iterator[list[Packed]]:
-        """Yield the jobs that are still wanted, packed, in parts for one round trip each."""
-        part: list[Packed] = []
-        size_bytes = 0
+    def _wanted(self, todo: list[Outgoing]) -> Iterator[Packed]:
+        """Yield the jobs that are still wanted, packed."""
         for outgoing in todo:
             # In this order: whoever withdraws it now knows whether it has to be cancelled.
             outgoing.sent = True
             outgoing.sent = outgoing.wanted and not outgoing.job.done
             packed = self._packed(outgoing) if outgoing.sent else None
-            if packed is None:
-                continue
-            part.append(packed)
-            size_bytes += packed.size_bytes
-            if len(part) >= SEND_AT_ONCE or size_bytes >= SEND_AT_ONCE_BYTES:
-                yield part
-                part, size_bytes = [], 0
-        if part:
-            yield part
+            if packed is not None:
+                yield packed
 
     def _packed(self, outgoing: Outgoing) -> Packed | None:
         """Pack a job; None when it is at fault, which is its outcome."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -13,8 +13,8 @@ from producer.job import Job
 from producer.tasks import Infer, priority_and_number
 
 #: One round trip takes this many jobs, or this many bytes.
-SEND_AT_ONCE: Final = 128
-SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+_SEND_AT_ONCE: Final = 128
+_SEND_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
 
 class Packed(NamedTuple):
@@ -31,6 +31,20 @@ class Packed(NamedTuple):
             for part in command
             if isinstance(part, bytes | memoryview)
         )
+
+
+def in_parts(jobs: Iterable[Packed]) -> Iterator[list[Packed]]:
+    """Yield ``jobs`` in parts for one round trip each."""
+    part: list[Packed] = []
+    size_bytes = 0
+    for packed in jobs:
+        part.append(packed)
+        size_bytes += packed.size_bytes
+        if len(part) >= _SEND_AT_ONCE or size_bytes >= _SEND_AT_ONCE_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
 
 
 class Sending:

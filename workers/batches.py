@@ -178,10 +178,30 @@ def refused(job: Job, error: FleetError, *, model: str, worker: str) -> Answer:
     return Answer(job=job, error=error, about=about)
 
 
-def answer_of(
+def answers_of(
+    jobs: Sequence[Job],
+    outcomes: Sequence[Outcome],
+    is_terminated: Callable[[Job], bool],
+    *,
+    model: str,
+    runtime: str,
+    worker: str,
+    began_unix_s: float,
+) -> list[Answer]:
+    """Return the answers of jobs that the engine ran; what a terminated one answers is dropped."""
+    return [
+        refused(job, terminated(), model=model, worker=worker)
+        if is_terminated(job)
+        else _answer_of(
+            job, outcome, model=model, runtime=runtime, worker=worker, began_unix_s=began_unix_s
+        )
+        for job, outcome in zip(jobs, outcomes, strict=True)
+    ]
+
+
+def _answer_of(
     job: Job, outcome: Outcome, *, model: str, runtime: str, worker: str, began_unix_s: float
 ) -> Answer:
-    """Return the answer of a job that the engine ran."""
     about = {
         "model": model,
         "runtime": runtime,

@@ -18,14 +18,12 @@ from typing import Any, Final
 import redis
 from kombu.exceptions import OperationalError
 
-from producer.contract.errors import FleetError
 from producer.contract.names import model_of
-from workers.answers import Answer
 from workers.batches import (
     Batch,
     Begun,
     InHand,
-    answer_of,
+    answers_of,
     read_claim,
     refused,
     run_engine,
@@ -39,7 +37,6 @@ from workers.delivery.ledger import (
     Claimed,
     Entry,
     Ledger,
-    Letter,
     Note,
     ensure_groups,
 )
@@ -50,7 +47,6 @@ from workers.jobs import Job
 from workers.large_arrays import LargeArrays
 from workers.loading import Loading
 from workers.orders import Orders
-from workers.runner import Outcome
 from workers.status import State, Status
 from workers.telemetry.events import TaskEvents
 from workers.telemetry.logs import said
@@ -203,7 +199,7 @@ class ClaimLoop:
         (verdicts,) = self._exchange(self._ledger.begin(batch.queue, jobs))
         begun = sort_begun(batch, verdicts, worker=self._endings.worker, now_unix_s=time.time())
         begun = begun.without(self._endings.end_stored(batch.queue, begun.suspects))
-        calls: list[Call[Any]] = [self._bury(batch.queue, *each) for each in begun.buried]
+        calls: list[Call[Any]] = [self._endings.bury(batch.queue, *each) for each in begun.buried]
         if begun.later:
             buried = (job for job, _ in begun.buried)
             kept = [job.entry for job in (*begun.started, *buried, *beside)]
@@ -215,12 +211,6 @@ class ClaimLoop:
         for job in begun.runs:
             self._events.started(job)
         return begun
-
-    def _bury(self, queue: str, job: Job, error: FleetError) -> Call[bool]:
-        letter = Letter(
-            code=error.code, reason=str(error), attempts=job.starts, worker=self._endings.worker
-        )
-        return self._endings.bury(queue, job, error, letter)
 
     def _run(self, hand: InHand, begun: Begun) -> None:
         """Run the engine; beside it end what needs none, and decode the next batch."""
@@ -247,7 +237,16 @@ class ClaimLoop:
             self._claiming.learn(batch.model, took_s=took_s, rows=rows, runs=done.batches)
             closed = Closed.ALONE if begun.alone else batch.closed
             self._endings.count_batch(batch.model, closed, done)
-        self._answer(batch, runs, outcomes, began_unix_s=began_unix_s)
+        answers = answers_of(
+            runs,
+            outcomes,
+            self._is_terminated,
+            model=batch.model,
+            runtime=runner.runtime,
+            worker=self._endings.worker,
+            began_unix_s=began_unix_s,
+        )
+        self._endings.add_answers(batch.queue, answers)
         self._loading.share_ceilings(batch.model)
         if self._ahead is None or self._ahead.begun is None:
             self._orders.forget()
@@ -279,33 +278,6 @@ class ClaimLoop:
                 self._beside(lambda: self._give_back_ahead(beside=begun.started))
             if len(begun.runs) == 1 and self._is_terminated(begun.runs[0]):
                 self._end_terminated(batch.queue, begun.runs[0])
-
-    def _answer(
-        self,
-        batch: Batch,
-        runs: Sequence[Job],
-        outcomes: Sequence[Outcome],
-        *,
-        began_unix_s: float,
-    ) -> None:
-        worker = self._endings.worker
-        runtime = self._loading.runners[batch.model].runtime
-        answers: list[Answer] = []
-        for job, outcome in zip(runs, outcomes, strict=True):
-            if self._is_terminated(job):
-                answers.append(refused(job, terminated(), model=batch.model, worker=worker))
-            else:
-                answers.append(
-                    answer_of(
-                        job,
-                        outcome,
-                        model=batch.model,
-                        runtime=runtime,
-                        worker=worker,
-                        began_unix_s=began_unix_s,
-                    )
-                )
-        self._endings.add_answers(batch.queue, answers)
 
     # -- beside a running batch
 

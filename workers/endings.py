@@ -270,11 +270,12 @@ class Endings:
         ]
         return self._ledger.complete(part[0].queue, ends)
 
-    def bury(self, queue: str, job: Job, error: FleetError, letter: Letter) -> Call[bool]:
+    def bury(self, queue: str, job: Job, error: FleetError) -> Call[bool]:
         """Return the call that makes a dead letter of ``job`` and stores ``error`` as its result.
 
         Chords and errbacks hear of it first: they fire at least once.
         """
+        letter = Letter(code=error.code, reason=str(error), attempts=job.starts, worker=self.worker)
         about = {"model": model_of(queue), "attempts": letter.attempts, "worker": self.worker}
         answer = Answer(job=job, error=error, about=about)
         self._count(answer)

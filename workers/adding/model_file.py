@@ -99,8 +99,8 @@ def _free_axes(port: Port) -> Iterator[str]:
     if not port.free_axes:
         return
     axes = ", ".join(str(axis) for axis in port.free_axes)
-    yield f"# Any size on axis {axes}: jobs of one size share a batch. All sizes share batches where"
-    yield "# padding changes no answer, as is tried at load. For each input as long:"
+    yield f"# Any size on axis {axes}: jobs of one size share a batch. All sizes share batches"
+    yield "# where padding changes no answer, as is tried at load. For each input as long:"
     yield f"# pad = {{ axis = {port.free_axes[0]}, value = 0, to = [16, 32, 64, 128] }}"
     yield "# For TensorRT on a GPU say which sizes there are, as whole shapes of one row; tried"
     yield f"# with {list(port.tried)}:"
