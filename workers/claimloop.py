@@ -300,7 +300,8 @@ class ClaimLoop:
             return
         if (wait_s := self._claiming.claims_ahead_in_s(batch.model)) > 0:
             self._exchange()
-            if concurrent.futures.wait([running], wait_s).done:
+            ended = concurrent.futures.wait([running], wait_s).done
+            if ended or self._orders.draining.is_set() or self._must_change():
                 return
         began_s = time.monotonic()
         wishes = self._claiming.wishes(running=batch.model)
