@@ -33,6 +33,7 @@ from tests.support.real_models import (
 from tests.support.servers import TestServer, running_server
 from tests.support.worker import running_worker
 from workers.models import load_model
+from workers.runner import ModelRunner
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -230,6 +231,50 @@ def test_the_rows_of_one_job_are_answered_as_each_alone(served: Served) -> None:
                 {key: array[n : n + 1] for key, array in outputs.items()} for n in range(len(rows))
             ]
             assert_as_alone(served, name, rows, answers)
+
+
+def padded(config: Path, name: str, pads: Mapping[str, str]) -> ModelRunner:
+    """Load an added model with ``pads`` below its inputs."""
+    file = config / "models" / name / "model.toml"
+    before = text = file.read_text(encoding="utf-8")
+    for given, pad in pads.items():
+        assert f"[inputs.{given}]\n" in text
+        text = text.replace(f"[inputs.{given}]\n", f"[inputs.{given}]\npad = {pad}\n")
+    file.write_text(text, encoding="utf-8")
+    try:
+        return ModelRunner.load(load_model(file.parent), threads=1)
+    finally:
+        file.write_text(before, encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [minilm.__name__])
+def test_sentences_of_other_lengths_share_a_padded_run_and_are_answered_as_alone(
+    served: Served, sample: Sample, name: str
+) -> None:
+    pad = "{ axis = 1, value = 0 }"
+    runner = padded(served.config, name, dict.fromkeys(sample.rows[0], pad))
+    # Every sentence is as long as the longest of the file: cut to its own length.
+    lengths = [int(row["attention_mask"].sum()) for row in sample.rows]
+    rows = [
+        {key: array[:, :length] for key, array in row.items()}
+        for row, length in zip(sample.rows, lengths, strict=True)
+    ]
+
+    outcomes = runner.run([runner.prepare(row) for row in rows])
+
+    assert len(set(lengths)) > 3
+    assert max(outcome.batch_size for outcome in outcomes) > 1
+    assert_as_alone(served, name, rows, [outcome.outputs for outcome in outcomes])
+
+
+@pytest.mark.parametrize("name", [ocr.__name__])
+def test_lines_of_text_are_not_padded_for_their_answers_grow_otherwise(
+    served: Served, sample: Sample, name: str
+) -> None:
+    runner = padded(served.config, name, {"x": "{ axis = 3, value = 0, to = [160, 320] }"})
+
+    assert runner.describe()["padding"] == {}
+    assert "no padding: " in runner.why
 
 
 def test_iris_that_ends_in_a_zipmap_is_refused_with_the_way_out(tmp_path: Path) -> None:
