@@ -7,6 +7,7 @@ Both ways leave the same fields; `producer.contract.results` adds ours (`fleet`)
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
@@ -189,6 +190,8 @@ def _canvas_of(job: Job) -> dict[str, Any]:
     part of its trace.
     """
     canvas = {part: job.embed.get(part) for part in CANVAS}
+    if not any(canvas.values()):
+        return canvas
     options: dict[str, Any] = {"serializer": "json"} if job.in_json else {}
     trace = trace_headers(job.headers)
     if not options and not trace:
@@ -212,6 +215,7 @@ def _sent_with(
     return {**signature, "options": options}
 
 
+@functools.lru_cache(maxsize=1024)
 def _is_plain(name: object) -> bool:
     """Return whether a header may become an attribute of Celery's request: a sender chose it."""
     return (

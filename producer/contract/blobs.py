@@ -201,6 +201,8 @@ class Blobs:
 
 
 def _spilled(body: bytes, spill: wire.Spill) -> Spilled:
+    if not spill.blobs:
+        return Spilled(body=body)
     nbytes = sum(map(len, spill.blobs.values()))
     named = Named(nbytes=nbytes, where=spill.where, ids=tuple(spill.blobs))
     return Spilled(body=body, named=named, blobs=spill.blobs)
