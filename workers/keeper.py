@@ -29,7 +29,7 @@ from workers.hold_off import HoldOff
 from workers.instances import leasing as leases
 from workers.instances.leasing import Leasing
 from workers.processes import Cause, Death
-from workers.serving import Serving
+from workers.serving import MODEL_LIFE_S, Serving
 from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,6 @@ _MOVE_DUE_EVERY_S: Final = 1.0
 _SIGN_ON: Final = read_script(Path(__file__).parent, "sign_on")
 #: How often the lists of stock apps are looked into while Redis is in trouble; else at every tick.
 _MOVE_LISTS_EVERY_S: Final = 1.0
-#: A model stays known this long after its last worker, so that its queue may wait for the next
-#: one.
-MODEL_LIFE_S: Final = 86_400
 #: A consumer that holds nothing and was silent so long belongs to no living process.
 _CONSUMER_SILENT_S: Final = 60.0
 

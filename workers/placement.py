@@ -15,9 +15,8 @@ from producer.contract.errors import ConfigError
 from producer.contract.names import Keys, is_stream_queue, model_of, queue_of
 from workers.delivery.ledger import ensure_groups
 from workers.delivery.scripts import send
-from workers.keeper import MODEL_LIFE_S
 from workers.models import load_models
-from workers.serving import Serving
+from workers.serving import MODEL_LIFE_S, Serving
 
 NOT_OURS: Final = (
     "a fleet worker serves fleet.<model> queues only; other queues belong to a plain Celery worker."

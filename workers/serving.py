@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from producer.contract.names import queue_of
+
+#: A model stays known this long after its last worker, so that its queue may wait for the next
+#: one.
+MODEL_LIFE_S: Final = 86_400
 
 
 class Serving:
