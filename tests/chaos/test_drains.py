@@ -130,7 +130,8 @@ def test_two_busy_peers_do_not_hold_it_up(
         busy_worker(broker, config, grace_s=GRACE_S) as worker,
     ):
         send(client, log, slow_s=slow_s)
-        before, began_s = sum(p.counters(PEERS)["jobs"] for p in (peer, other)), time.monotonic()
+        counted = [p.wait_counters(PEERS, jobs=1)["jobs"] for p in (peer, other)]
+        before, began_s = sum(counted), time.monotonic()
         took_s = stopped_after_s(worker)
         left = tally(broker, MODEL)
         time.sleep(3)  # For the peers' next report.
