@@ -139,8 +139,12 @@ class Keeper(threading.Thread):
         except redis.RedisError as error:
             # Whatever is refused, claims of the dead must be freed all the same, or nothing would
             # ever empty a full server. Only a renewal that did not come through counts.
-            if work == self._renew or isinstance(error, redis.ConnectionError | redis.TimeoutError):
+            unreachable = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+            if work == self._renew or unreachable:
                 self._hold_off.failed(now_s=time.monotonic())
+            if work == self._renew and unreachable:
+                # The first renewal after an outage begins the time in which others have theirs.
+                self._due_at_s[self._renew] = time.monotonic() + _TICK_S
             name = work.__name__.strip("_")
             logger.warning("keeper.trouble", extra={"work": name, "error": said(error)})
             if "NOGROUP" in str(error):
@@ -188,6 +192,8 @@ class Keeper(threading.Thread):
         server_unix_s, now_s = seconds + microseconds / 1e6, time.monotonic()
         self._hold_off.heard(server_unix_s=server_unix_s, now_s=now_s)
         if not self._hold_off.allows(now_s=now_s):
+            until_s = self._hold_off.until_s
+            self._due_at_s[self._take_over] = min(until_s, self._due_at_s[self._take_over])
             return
         # It is allowed now, not whenever a server that stood still reads it.
         call = delivery.take_over(
