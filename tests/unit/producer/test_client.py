@@ -166,19 +166,22 @@ def test_as_completed_names_how_many_are_missing(fleet: Client, infer: Infer) ->
         list(fleet.as_completed(jobs, timeout_s=0.1))
 
 
-def test_a_result_costs_little_to_collect(fleet: Client, app: FleetApp, client: Any) -> None:
+def test_results_are_collected_many_in_one_round_trip(
+    fleet: Client, app: FleetApp, client: Any
+) -> None:
     count = 2000
     ids = [f"job-{i}" for i in range(count)]
     for job_id in ids:
         store_result(app, client, job_id, states.SUCCESS, {"y": np.ones((1, 10), np.float32)})
     results = [app.AsyncResult(job_id) for job_id in ids]
-    cpu_s = time.process_time()
+    client.config_resetstat()
 
     assert sum(1 for _ in fleet.as_completed(results, timeout_s=10)) == count
 
-    # The aim is 40 us; a test on a busy machine allows for its neighbours.
-    per_result_us = (time.process_time() - cpu_s) / count * 1e6
-    assert per_result_us < 120
+    # What it takes of a processor is measured beside plain Celery (`make bench`), not here.
+    sent = {name: about["calls"] for name, about in client.info("commandstats").items()}
+    assert "cmdstat_get" not in sent
+    assert sent["cmdstat_mget"] <= count / 50
 
 
 def test_a_job_can_be_awaited(fleet: Client, worker: Worker) -> None:
