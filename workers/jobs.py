@@ -185,26 +185,8 @@ def _decode(
     job_id, model = entry.job_id, model_of(queue)
     if job_id is None:
         raise BadMessage("The entry has no job id.")
-    if message.headers.get("task") != INFER_TASK:
-        raise BadMessage(f"The entry is not a call of {INFER_TASK}.")
-    if message.content_type not in _ACCEPTED:
-        raise BadMessage(
-            f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
-            f"{CONTENT_TYPE} or application/json."
-        )
-    if message.headers.get("compression"):
-        raise BadMessage(
-            "The body is compressed, which is not accepted; turn task_compression off."
-        )
-    if message.content_encoding.lower() not in _ENCODINGS:
-        raise BadMessage(
-            f"Content encoding {message.content_encoding[:80]!r} is not accepted; send utf-8."
-        )
-    if message.content_type == _JSON and len(message.body) > _MAX_JSON_BYTES:
-        raise BadMessage(
-            f"The JSON body has {len(message.body):,} bytes; at most {_MAX_JSON_BYTES:,} are read. "
-            f"Send arrays as {CONTENT_TYPE}."
-        )
+    if why := _why_refused(message):
+        raise BadMessage(why)
     try:
         if message.content_type == CONTENT_TYPE:
             body = wire.loads(message.body, blobs)
@@ -231,6 +213,27 @@ def _decode(
         embed=embed or {},
         in_json=message.content_type == _JSON,
     )
+
+
+def _why_refused(message: Message) -> str:
+    """Return why a message's body is not opened, as far as what is around it tells."""
+    if message.headers.get("task") != INFER_TASK:
+        return f"The entry is not a call of {INFER_TASK}."
+    if message.content_type not in _ACCEPTED:
+        return (
+            f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
+            f"{CONTENT_TYPE} or application/json."
+        )
+    if message.headers.get("compression"):
+        return "The body is compressed, which is not accepted; turn task_compression off."
+    if message.content_encoding.lower() not in _ENCODINGS:
+        return f"Content encoding {message.content_encoding[:80]!r} is not accepted; send utf-8."
+    if message.content_type == _JSON and len(message.body) > _MAX_JSON_BYTES:
+        return (
+            f"The JSON body has {len(message.body):,} bytes; at most {_MAX_JSON_BYTES:,} are read. "
+            f"Send arrays as {CONTENT_TYPE}."
+        )
+    return ""
 
 
 def _wrong_canvas(embed: object) -> str | None:
