@@ -42,6 +42,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", servers, indirect=True, scope="session")
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Let go of what exceptions among a test's parameters were raised through.
+
+    Parameters last as long as the run, and their tracebacks would keep clients and connections.
+    """
+    callspec = getattr(item, "callspec", None)
+    for value in callspec.params.values() if callspec else ():
+        if isinstance(value, BaseException):
+            value.__traceback__ = value.__cause__ = value.__context__ = None
+
+
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
     with running_server(binary=getattr(request, "param", None)) as running:

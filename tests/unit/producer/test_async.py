@@ -37,8 +37,8 @@ def fleet(settings: Settings) -> Iterator[Client]:
         yield fleet
 
 
-def threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("fleet-")]
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("fleet-")}
 
 
 async def until(holds: Callable[[], Any], *, what: str) -> None:
@@ -53,13 +53,14 @@ def test_a_client_for_each_request_costs_no_thread_and_no_connection(
     settings: Settings, worker: Worker, client: Any
 ) -> None:
     gc.collect()
-    wait_until(lambda: not threads(), what="the threads of other tests to end")
+    others = threads()
     before = len(client.client_list())
     seen: list[tuple[int, int, int]] = []
 
     async def request(i: int) -> int:
         answer = await number(Client(settings).infer("digits", {"i": i}, timeout_s=20))
-        seen.append((len(threads()), len(client.client_list()), len(client.pubsub_channels())))
+        new = len(threads() - others)
+        seen.append((new, len(client.client_list()), len(client.pubsub_channels())))
         return answer
 
     async def serve() -> list[int]:
@@ -73,7 +74,7 @@ def test_a_client_for_each_request_costs_no_thread_and_no_connection(
 
     def gone() -> bool:
         gc.collect()
-        return not threads() and len(client.client_list()) <= before
+        return threads() <= others and len(client.client_list()) <= before
 
     wait_until(gone, what="nothing left of them")
 
@@ -336,6 +337,8 @@ def test_a_loop_that_is_closed_while_a_job_is_awaited_hinders_nobody(
 
 
 def test_loops_in_several_threads_share_a_client(fleet: Client, worker: Worker) -> None:
+    others = threads()
+
     async def ask(first: int) -> list[int]:
         numbers = range(first, first + 25)
         calls = (number(fleet.infer("digits", {"i": i}, timeout_s=10)) for i in numbers)
@@ -345,7 +348,7 @@ def test_loops_in_several_threads_share_a_client(fleet: Client, worker: Worker) 
         found = list(pool.map(lambda first: asyncio.run(ask(first)), range(0, 100, 25)))
 
     assert [each for part in found for each in part] == list(range(100))
-    wait_until(lambda: sorted(threads()) == ["fleet-inbox", "fleet-outbox"], what="two threads")
+    assert sorted(each.name for each in threads() - others) == ["fleet-inbox", "fleet-outbox"]
 
 
 def test_a_forked_child_awaits_through_threads_of_its_own(fleet: Client, worker: Worker) -> None:
