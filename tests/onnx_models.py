@@ -208,6 +208,32 @@ def pair(path: Path) -> None:
     )
 
 
+def two_texts(path: Path) -> None:
+    """Two texts of lengths of their own, each with a mask, and one number: the difference of the
+    largest that each mask lets through.
+    """
+    largest = [
+        [
+            helper.make_node("Sub", [f"{text}_mask", "one"], [f"{text}_hidden"]),
+            helper.make_node("Mul", [f"{text}_hidden", "far"], [f"{text}_far"]),
+            helper.make_node("Add", [text, f"{text}_far"], [f"{text}_seen"]),
+            helper.make_node("ReduceMax", [f"{text}_seen"], [f"{text}_most"], axes=[1], keepdims=0),
+        ]
+        for text in ("query", "passage")
+    ]
+    _save(
+        path,
+        [*largest[0], *largest[1], helper.make_node("Sub", ["query_most", "passage_most"], ["y"])],
+        inputs=[
+            (f"{text}{mask}", FLOAT, ["n", size])
+            for mask in ("", "_mask")
+            for text, size in (("query", "q"), ("passage", "p"))
+        ],
+        outputs=[("y", FLOAT, ["n"])],
+        constants={"one": np.array([1], np.float32), "far": np.array([1e4], np.float32)},
+    )
+
+
 def reduced(path: Path, *, how: str) -> None:
     """``how`` is an operator that makes one number of the steps of a row, as ``ReduceMax``."""
     # In this opset one of them takes its axes as an input.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
 import numpy as np
 
-from workers.batching.padding import Pad
 from workers.batching.stacking import Array
 from workers.models import TensorSpec
 from workers.tensor_tables import ProbeHint
@@ -32,46 +32,11 @@ def rows_to_try(
         seen.add(shapes)
         yield [
             {
-                tensor.name: _values(tensor, hints.get(tensor.name, ProbeHint()), shape, row)
+                tensor.name: values_of(tensor, hints.get(tensor.name, ProbeHint()), shape, row)
                 for tensor, shape in zip(inputs, shapes, strict=True)
             }
             for row in range(len(_ROW_SCALES))
         ]
-
-
-def rows_unlike_padding(
-    inputs: Sequence[TensorSpec],
-    hints: Mapping[str, ProbeHint],
-    like: Mapping[str, Array],
-    pads: Mapping[str, Pad],
-    *,
-    count: int,
-) -> Iterator[list[dict[str, Array]]]:
-    """Yield rows shaped as ``like`` without any value that padding has; then, where numbers may be
-    negative, some that are: a largest value that is positive would hide a padding of zeros.
-    """
-    rows = [
-        {
-            tensor.name: _values(
-                tensor, hints.get(tensor.name, ProbeHint()), like[tensor.name].shape, row
-            )
-            for tensor in inputs
-        }
-        for row in range(count)
-    ]
-    for name, pad in pads.items():
-        for row in rows:
-            row[name] = _unlike(row[name], pad.value)
-    yield rows
-    signed = [name for name in pads if like[name].dtype.kind == "f"]
-    if signed:
-        yield [{**row, **{name: -row[name] for name in signed}} for row in rows]
-
-
-def _unlike(array: Array, value: float) -> Array:
-    """Return ``array`` with the least number that is not ``value`` in its place."""
-    other = array.dtype.type(1 if value == 0 else 0)
-    return np.where(array == value, other, array)
 
 
 def _shape(tensor: TensorSpec, hint: ProbeHint, free: int) -> tuple[int, ...]:
@@ -84,14 +49,16 @@ def _shape(tensor: TensorSpec, hint: ProbeHint, free: int) -> tuple[int, ...]:
     )
 
 
-def _values(tensor: TensorSpec, hint: ProbeHint, shape: tuple[int, ...], row: int) -> Array:
+def values_of(tensor: TensorSpec, hint: ProbeHint, shape: tuple[int, ...], row: int) -> Array:
     """Return values an engine is likely to take: small, the same each time, unlike other rows'."""
-    dtype = np.dtype(tensor.dtype)
+    dtype, least = np.dtype(tensor.dtype), hint.least or 0
     if tensor.batch_axis is None:
         return np.full(shape, hint.largest, dtype)
     rng = np.random.default_rng((crc32(tensor.name.encode()), row))
     if dtype.kind == "f":
-        return (rng.random(shape) * hint.largest * _ROW_SCALES[row % 2]).astype(dtype)
-    values = rng.integers(0, max(1, int(hint.largest)), shape, endpoint=True)
-    values.flat[0] = row % 2
+        span = (hint.largest - least) * _ROW_SCALES[row % 2]
+        return (least + rng.random(shape) * span).astype(dtype)
+    least, most = math.ceil(least), max(1, int(hint.largest))
+    values = rng.integers(least, most, shape, endpoint=True)
+    values.flat[0] = min(least + row % 2, most)
     return values.astype(dtype)

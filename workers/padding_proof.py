@@ -5,25 +5,31 @@ are, padded by little and by much, and together; each answer, cut back, must be 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from producer.contract.errors import ConfigError, OutOfMemory
-from workers.batching.padding import Lengths, Pad, Padding, alike, followed, widened
+from workers.batching.padding import Lengths, Pad, Padding, followed, widened
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, rows_between, split, stack
 from workers.difference import difference, says_nothing
 from workers.error_text import one_line
-from workers.made_up_rows import rows_unlike_padding
+from workers.masks import masks_among
 from workers.models import ModelSpec, TensorSpec
+from workers.own_lengths import lengths_of_their_own, unlike_lengths
+from workers.rows_against_padding import Rows, rows_elsewhere, rows_unlike_padding
 from workers.tables import nearest
 
 Run: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 #: How long the rows are, as parts of the one that ran first: odd sizes show what counts in steps.
 _PARTS: Final = (1.0, 0.65, 0.2)
+
+
+#: How little of the tolerance shows that a mask lets another number through.
+_MASK_SHARE: Final = 0.01
 
 
 class Unproved(Exception):
@@ -81,54 +87,132 @@ def prove(
     outputs: Sequence[TensorSpec],
     together: bool,
     tolerance: float,
+    checks_numbers: bool,
 ) -> Padding:
     """Return how jobs may be padded; ``Unproved`` says why they may not.
 
-    ``row`` is one that ran. ``together``: whether rows may share a run.
+    ``row`` is one that ran. ``together``: whether rows may share a run. ``checks_numbers``: whether
+    an engine refuses integers that its tables do not have.
     """
     for tensor in inputs:
         pad = spec.pads.get(tensor.name)
         if pad is not None and tensor.shape[pad.axis] is not None:
             raise Unproved(f"axis {pad.axis} of input {tensor.name!r} takes one size alone")
-    lengths = {name: row[name].shape[pad.axis] for name, pad in spec.pads.items()}
+    groups = lengths_of_their_own(run, row, spec.pads)
+    lengths = unlike_lengths(row, spec.pads, groups)
     proof = _Proof(
         run,
         Padding(
             pads=spec.pads,
             batch_axes={tensor.name: tensor.batch_axis for tensor in inputs},
-            together=alike(lengths),
+            together=groups,
             cuts={},
         ),
         axes_out={tensor.name: tensor.batch_axis for tensor in outputs},
         tolerance=tolerance,
+        together=together,
     )
-    for rows in rows_unlike_padding(inputs, spec.probe_hints, row, spec.pads, count=len(_PARTS)):
-        cases = proof.cases(rows, lengths)
-        for case in cases:
-            for longer in _targets(case.lengths, spec.pads):
-                proof.try_padded(case, longer)
-        if together and len(cases) > 1:
-            proof.try_together(cases)
+    rows = rows_unlike_padding(inputs, spec.probe_hints, row, spec.pads, count=len(_PARTS))
+    proof.try_rows(rows, lengths)
+
+    def elsewhere(rows: Rows, *names: str) -> Iterator[Rows]:
+        pads = {name: spec.pads[name] for name in names}
+        return rows_elsewhere(inputs, spec.probe_hints, rows, pads, wider_integers=checks_numbers)
+
+    masks = proof.masks(elsewhere)
+    for moved in elsewhere(rows, *(name for name in spec.pads if name not in masks)):
+        try:
+            proof.try_rows(moved, lengths)
+        except Unproved as unproved:
+            raise Unproved(f"{unproved}, {_where(rows, moved)}") from None
     if not proof.tried:
         raise Unproved(proof.why_untried)
+    if not proof.told_apart:
+        raise Unproved(
+            "all made-up rows are answered alike, which proves nothing; give probe_min, probe_max"
+        )
     return proof.padding
+
+
+def _where(plain: Rows, moved: Rows) -> str:
+    """Return which numbers changed an answer, and what says that no job sends them."""
+    found = {
+        name: (min(row[name].min() for row in moved), max(row[name].max() for row in moved))
+        for name in plain[0]
+        if moved[0][name] is not plain[0][name]
+    }
+    said = ", ".join(
+        f"{name!r} from {least:.3g} to {most:.3g}" for name, (least, most) in found.items()
+    )
+    return f"with {said}; where jobs send no such numbers, give probe_min and probe_max there"
 
 
 class _Proof:
     """The runs of one proof, and what they have shown."""
 
     def __init__(
-        self, run: Run, padding: Padding, *, axes_out: Mapping[str, int | None], tolerance: float
+        self,
+        run: Run,
+        padding: Padding,
+        *,
+        axes_out: Mapping[str, int | None],
+        tolerance: float,
+        together: bool,
     ) -> None:
-        self._run = run
+        self._run, self._together = run, together
         self._axes_out, self._tolerance = axes_out, tolerance
         self.padding = padding
         #: Padded runs that were answered as without padding.
         self.tried = 0
-        #: Why there were none, as long as there were none.
-        self.why_untried = "no made-up row is shorter than the sizes to pad to"
+        #: Why rows were not padded.
+        self._untried: list[str] = []
+        #: A row of which every input was padded, and to what.
+        self._padded: tuple[_Case, Lengths] | None = None
+        self._first: Mapping[str, Array] | None = None
+        #: Whether any two rows were answered otherwise.
+        self.told_apart = False
 
-    def cases(self, rows: Sequence[Mapping[str, Array]], lengths: Lengths) -> list[_Case]:
+    def try_rows(self, rows: Rows, lengths: Lengths) -> None:
+        """Run the rows as they are, at several lengths, then padded, then together."""
+        cases = self._cases(rows, lengths)
+        for case in cases:
+            self._first = self._first or case.answer
+            self.told_apart = self.told_apart or _tells_apart(self._first, case.answer)
+            for longer in _targets(case.lengths, self.padding.pads):
+                self._try_padded(case, longer)
+        if self._together and len(cases) > 1:
+            self._try_together(cases)
+
+    @property
+    def why_untried(self) -> str:
+        """Return why nothing was padded."""
+        return next(iter(self._untried), "no made-up row is shorter than the sizes to pad to")
+
+    def masks(self, elsewhere: Callable[[Rows, str], Iterator[Rows]]) -> frozenset[str]:
+        """Return the inputs whose padding says that the padding of others counts not.
+
+        ``elsewhere`` yields rows with other numbers in the input of that name.
+        """
+        if self._padded is None or len(self.padding.pads) == 1:
+            return frozenset()
+        case, longer = self._padded
+
+        def answered(row: Mapping[str, Array], names: Iterable[str]) -> dict[str, Array] | None:
+            fills = self.padding.fills_to(longer)
+            other = {n: dataclasses.replace(fills[n], value=not fills[n].value) for n in names}
+            try:
+                answer = self._run(widened(row, {**fills, **other}))
+            except Exception:  # noqa: BLE001 - an engine of one's own may raise anything
+                return None
+            return self.padding.cut(answer, case.lengths)
+
+        rows = {
+            name: [case.row, *(moved for (moved,) in elsewhere([dict(case.row)], name))]
+            for name in self.padding.pads
+        }
+        return masks_among(rows, case.row, answered, tolerance=self._tolerance * _MASK_SHARE)
+
+    def _cases(self, rows: Sequence[Mapping[str, Array]], lengths: Lengths) -> list[_Case]:
         """Return the rows that run as they are, each of another length."""
         cases: list[_Case] = []
         for row, part in zip(rows, _PARTS, strict=True):
@@ -139,23 +223,24 @@ class _Proof:
                 else array
                 for name, array in row.items()
             }
-            if any(case.lengths == own for case in cases):
+            groups = {own[group[0]] for group in self.padding.together}
+            if len(groups) < len(self.padding.together) or any(c.lengths == own for c in cases):
                 continue
             try:
                 answer = self._run(short)
             except Exception as error:  # noqa: BLE001 - a size that the model does not take
-                self.why_untried = (
+                self._untried.append(
                     "shorter rows are refused as they are; inputs that are equally long need a pad "
                     f"each: {one_line(error)}"
                 )
                 continue
             if says_nothing(answer):
-                self.why_untried = "made-up rows are answered with nothing but NaN"
+                self._untried.append("made-up rows are answered with nothing but NaN")
                 continue
             cases.append(_Case(row=short, lengths=own, answer=answer))
         return cases
 
-    def try_padded(self, case: _Case, longer: Lengths) -> None:
+    def _try_padded(self, case: _Case, longer: Lengths) -> None:
         """Run one row padded; learn which outputs grow with it."""
         answer = self._answered(widened(case.row, self.padding.fills_to(longer)))
         cuts = {}
@@ -169,9 +254,11 @@ class _Proof:
         if self.tried and cuts != self.padding.cuts:
             raise Unproved("its outputs do not always grow on the same axes")
         self.padding = dataclasses.replace(self.padding, cuts=cuts)
+        if self._padded is None and all(longer[name] > case.lengths[name] for name in longer):
+            self._padded = (case, longer)
         self._compare(case, answer)
 
-    def try_together(self, cases: Sequence[_Case]) -> None:
+    def _try_together(self, cases: Sequence[_Case]) -> None:
         """Run rows of different lengths as one batch."""
         pieces = [Piece(job=job, start=0, stop=1) for job in range(len(cases))]
         longest = {
@@ -201,6 +288,16 @@ class _Proof:
             raise Unproved("padded rows do not fit in memory") from None
         except Exception as error:
             raise Unproved(f"padded rows are refused: {one_line(error)}") from error
+
+
+def _tells_apart(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
+    """Return whether two answers differ where both have numbers."""
+    for name, one in first.items():
+        both = tuple(map(slice, map(min, one.shape, second[name].shape)))
+        same_nan = one.dtype.kind == "f"
+        if not np.array_equal(one[both], second[name][both], equal_nan=same_nan):
+            return True
+    return False
 
 
 def _part(length: int, pad: Pad, part: float) -> int:

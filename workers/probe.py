@@ -85,8 +85,11 @@ def probe(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     precision: str,
+    checks_numbers: bool = True,
 ) -> Batching:
     """Return how rows may share a run of an engine, found out by running it.
+
+    ``checks_numbers``: whether it refuses integers that its tables do not have.
 
     ``EngineFailed`` when not even one row runs: such a model would fail every job.
     """
@@ -107,6 +110,7 @@ def probe(
             outputs=outputs,
             together=found.max_rows > 1,
             tolerance=tolerance_of(spec, precision),
+            checks_numbers=checks_numbers,
         )
     except Unproved as unproved:
         return dataclasses.replace(found, why_unpadded=str(unproved))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TypeGuard
 
 from workers.batching.padding import Pad
@@ -18,6 +19,8 @@ class ProbeHint:
     shape: tuple[int, ...] | None = None
     #: The largest value the probe may send; inputs without a batch axis are filled with it.
     largest: float = 1.0
+    #: The least; jobs send nothing below it, nor above ``largest``. ``None``: nobody said.
+    least: float | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -38,7 +41,8 @@ def read_inputs(table: Table) -> Inputs:
         if "batch_axis" in tensor:
             found.batch_axes[name] = _batch_axis(tensor)
         shape, largest = _probe_shape(tensor), tensor.number("probe_max", 1.0)
-        found.hints[name] = ProbeHint(shape=shape, largest=largest)
+        least = _probe_min(tensor, largest)
+        found.hints[name] = ProbeHint(shape=shape, largest=largest, least=least)
         if sizes := read_shape_range(tensor):
             found.ranges[name] = sizes
         if "pad" in tensor:
@@ -105,3 +109,14 @@ def _probe_shape(tensor: Table) -> tuple[int, ...] | None:
             "probe_shape", f"must list the sizes of one row, such as [1, 8], not {shape!r}."
         )
     return tuple(shape)
+
+
+def _probe_min(tensor: Table, largest: float) -> float | None:
+    least = tensor.raw("probe_min")
+    if least is None:
+        return None
+    if not isinstance(least, int | float) or isinstance(least, bool) or not -math.inf < least:
+        raise tensor.error("probe_min", f"must be the least number of a job, not {least!r}.")
+    if least >= largest:
+        raise tensor.error("probe_min", f"is {least:g}, not below probe_max, {largest:g}.")
+    return least

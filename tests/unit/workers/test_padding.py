@@ -152,8 +152,11 @@ def test_inputs_that_belong_together_must_be_equally_long(load: Load) -> None:
         loaded.runner.prepare({**sentence(3), "mask": sentence(4)["mask"]})
 
 
-def test_inputs_of_lengths_of_their_own_are_told_apart_by_their_probe_shapes(load: Load) -> None:
-    pads = {"query": f"{PAD}\nprobe_shape = [1, 16]", "passage": f"{PAD}\nprobe_shape = [1, 11]"}
+@pytest.mark.parametrize(
+    "shapes", [("", ""), ("\nprobe_shape = [1, 16]", "\nprobe_shape = [1, 11]")]
+)
+def test_inputs_of_lengths_of_their_own_are_told_apart(load: Load, shapes: tuple[str, str]) -> None:
+    pads = {"query": f"{PAD}{shapes[0]}", "passage": f"{PAD}{shapes[1]}"}
     loaded = load(onnx_models.pair, pads)
     lengths = [(3, 9), (4, 16), (2, 13)]
 
@@ -165,6 +168,24 @@ def test_inputs_of_lengths_of_their_own_are_told_apart_by_their_probe_shapes(loa
 
     assert loaded.runner.why == ""
     assert given_to_engine == [{"query": (3, 4), "passage": (3, 16)}]
+
+
+def test_two_texts_with_a_mask_each_are_two_groups_of_equal_lengths(load: Load) -> None:
+    names = ("query", "passage", "query_mask", "passage_mask")
+    loaded = load(onnx_models.two_texts, dict.fromkeys(names, PAD))
+    rng = np.random.default_rng(1)
+
+    def job(query: int, passage: int) -> Arrays:
+        texts = {"query": rng.random((1, query)), "passage": rng.random((1, passage))}
+        arrays = {name: text.astype(np.float32) for name, text in texts.items()}
+        return arrays | {f"{name}_mask": np.ones_like(text) for name, text in arrays.items()}
+
+    _, given_to_engine = loaded.answers([job(3, 9), job(4, 16)])
+
+    assert loaded.runner.why == ""
+    assert [(run["query"], run["passage"]) for run in given_to_engine] == [((2, 4), (2, 16))]
+    with pytest.raises(BadRequest, match="must be equally long: query 3, query_mask 4"):
+        loaded.runner.prepare(job(3, 9) | {"query_mask": np.ones((1, 4), np.float32)})
 
 
 def reduced(how: str) -> Callable[[Path], None]:
@@ -215,7 +236,7 @@ def test_a_value_that_adds_nothing_is_proved(load: Load) -> None:
         ),
         (
             onnx_models.roots,
-            {"x": f"batch_axis = 0\n{PAD}"},
+            {"x": f"batch_axis = 0\nprobe_min = 0\n{PAD}"},
             "made-up rows are answered with nothing but NaN",
         ),
         (onnx_models.linear, {"x": PAD}, "axis 1 of input 'x' takes one size alone"),
