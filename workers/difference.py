@@ -38,6 +38,22 @@ def difference(alone: Mapping[str, Array], shared: Mapping[str, Array], *, toler
     return ""
 
 
+def moved_by(alone: Mapping[str, Array], shared: Mapping[str, Array]) -> float:
+    """Return how far an answer moved, as a share of its largest value; 1 where it is another."""
+    shares = [0.0]
+    for name, expected in alone.items():
+        found = shared[name]
+        if expected.dtype.kind != "f" or not np.array_equal(
+            np.isfinite(expected), np.isfinite(found)
+        ):
+            shares.append(float(not np.array_equal(expected, found)))
+            continue
+        numbers = [array[np.isfinite(array)].astype(np.float64) for array in (expected, found)]
+        scale = max(_SMALLEST_SCALE, float(np.abs(numbers[0]).max(initial=0.0)))
+        shares.append(float(np.abs(numbers[0] - numbers[1]).max(initial=0.0)) / scale)
+    return min(1.0, max(shares))
+
+
 def says_nothing(answer: Mapping[str, Array]) -> bool:
     """Return whether an answer is NaN throughout, so that it is the same whatever it came of."""
     return all(array.dtype.kind == "f" and np.isnan(array).all() for array in answer.values())

@@ -14,7 +14,7 @@ from producer.contract.errors import ConfigError, EngineFailed, OutOfMemory
 from workers.batching.padding import Padding
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, split, stack
-from workers.difference import difference, says_nothing, tolerance_of
+from workers.difference import difference, moved_by, says_nothing, tolerance_of
 from workers.error_text import one_line
 from workers.made_up_rows import rows_to_try
 from workers.models import ModelSpec, TensorSpec
@@ -53,8 +53,9 @@ class Batching:
     padding: Padding = dataclasses.field(default_factory=Padding)
     #: Why the padding that the model's file asks for is off; empty when it is not.
     why_unpadded: str = ""
-    #: Answers to these rows change with the number of rows in a run, whatever the others are.
-    by_number: bool = False
+    #: How far answers to these rows change with the number of rows in a run, whatever the others
+    #: are, as a share of their largest value; 0: they do not, or others matter.
+    moved_by: float = 0.0
     #: The made-up row that ran.
     row: Mapping[str, Array] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -157,7 +158,7 @@ def _batching(
         why=why.replace(_INFLUENCE, _NUMBER) if by_number else why or _NOTHING,
         # Without a declaration this axis may be time or nodes, so a job is not cut.
         whole=not all(name in spec.batch_axes_in for name in axes_in),
-        by_number=by_number,
+        moved_by=_moved_by(alone, both, axes_out) if by_number else 0.0,
     )
 
 
@@ -222,6 +223,14 @@ def _why_not_together(
         if differs := difference(expected, part, tolerance=tolerance):
             return f"{_INFLUENCE}: {differs}"
     return ""
+
+
+def _moved_by(
+    alone: Sequence[Mapping[str, Array]],
+    both: Mapping[str, Array],
+    axes: Mapping[str, int | None],
+) -> float:
+    return max(map(moved_by, alone, split(both, _TWO, axes)))
 
 
 def _others_matter(

@@ -67,6 +67,8 @@ class Found:
     other_runtime: str = ""
     #: Inputs that were tried with larger integers, because zeros and ones said too little.
     wider: tuple[str, ...] = ()
+    #: How far answers may differ between batch sizes, as model.toml has it.
+    tolerance: float = 1e-3
 
     @property
     def max_batch_size(self) -> int:

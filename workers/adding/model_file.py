@@ -32,7 +32,12 @@ def _head(name: str, file: str, found: Found) -> Iterator[str]:
     yield ""
     yield from _batch(found)
     yield ""
-    if found.precision == "int8":
+    if found.wider:
+        yield "# How far answers to rows run together may differ from those run alone, as a share"
+        yield "# of the largest: what the number of rows in a run did to rows of 0 and 1."
+        yield f"tolerance = {found.tolerance:g}"
+        yield ""
+    elif found.precision == "int8":
         yield "# Answers to rows run together may differ from those run alone by ten times this"
         yield "# share of the largest: less than a step of INT8."
         yield f"tolerance = {INT8_TOLERANCE:.4f}"

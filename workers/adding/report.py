@@ -47,8 +47,9 @@ def why_wider(found: Found) -> str:
         return ""
     return (
         f"{', '.join(found.wider)}: tried with integers up to {WIDER}. With 0 and 1 alone, the "
-        "number of rows in a run moves answers beyond the tolerance, though no row changes "
-        "another's. If your rows are like that, write max_batch_size = 1."
+        "number of rows in a run moves answers, though no row changes another's: by up to "
+        f"{found.tolerance:g} of the largest, which is the tolerance. If that is too much for "
+        "you, write max_batch_size = 1."
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from workers.adding.hints import Hints, from_json, widened
 from workers.adding.speed import time_batches
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, stack
+from workers.difference import tolerance_of
 from workers.engines.base import Engine, open_engine
 from workers.engines.choice import choice
 from workers.error_text import one_line
@@ -35,6 +37,9 @@ from workers.tensor_tables import ProbeHint
 #: What the probe is told, and model.toml too, of a file in integers: below single precision it is
 #: ten times as lenient, and rows that influence each other by one step of 127 would pass.
 INT8_TOLERANCE: Final = 1e-4
+
+#: Where the number of rows moves answers to rows of 0 and 1 further, they share no run.
+_MOST_MOVED: Final = 0.05
 
 #: Integers that hold a byte's values.
 _INTEGERS: Final = ("uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -70,7 +75,8 @@ def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
     try:
         guess = _first_that_batches(engine, spec, graph)
         wider: tuple[str, ...] = ()
-        if guess.batching.by_number:
+        moved = guess.batching.moved_by
+        if 0 < moved <= _MOST_MOVED:
             guess, wider = _with_wider_integers(engine, spec, graph, guess)
         row, axes = guess.batching.row, guess.axes_in
         most_rows = guess.batching.max_rows
@@ -93,6 +99,7 @@ def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
             threads=threads,
             other_runtime="" if instead == ONNXRUNTIME else instead,
             wider=wider,
+            tolerance=_tolerance(spec, moved) if wider else spec.tolerance,
         )
     finally:
         engine.close()
@@ -160,6 +167,13 @@ def _with_wider_integers(
     except FleetError:
         return guess, ()
     return (found, names) if found.batching.max_rows > 1 else (guess, ())
+
+
+def _tolerance(spec: ModelSpec, moved: float) -> float:
+    """Return a tolerance that allows what was seen, rounded up to one digit."""
+    seen = moved * spec.tolerance / tolerance_of(spec, spec.precision)
+    digit = 10.0 ** math.floor(math.log10(seen))
+    return max(spec.tolerance, round(math.ceil(seen / digit) * digit, 12))
 
 
 def _how_to_hint(graph: Graph, refused: EngineFailed | None) -> str:
