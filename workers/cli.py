@@ -133,6 +133,13 @@ def demo(*, as_json: bool) -> None:
     metavar="INPUT=NUMBER",
     help="The largest value to try, as rate=16000. May be repeated.",
 )
+@click.option(
+    "--probe-min",
+    "least",
+    multiple=True,
+    metavar="INPUT=NUMBER",
+    help="The least value that jobs send, as ids=1. May be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 def add(
     *,
@@ -141,6 +148,7 @@ def add(
     replace: bool,
     shapes: tuple[str, ...],
     largest: tuple[str, ...],
+    least: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Make an ONNX file a model that workers serve, and say how it is run.
@@ -160,7 +168,7 @@ def add(
     it when they start. With --replace, the folder that was there is kept as models/.NAME.before.
 
     Values are made up, and sizes where the file leaves them free. A model that takes none of them
-    needs --probe-shape or --probe-max, which model.toml keeps.
+    needs --probe-shape, --probe-max or --probe-min, which model.toml keeps.
 
     Refused, with what is in the way and nothing left behind: inputs of text, outputs that are no
     tensors (scikit-learn's ZipMap), operators that ONNX Runtime does not know, no inputs, a file
@@ -171,7 +179,7 @@ def add(
     from workers.adding.command import add as run
     from workers.adding.hints import read_hints
 
-    run(file, name, read_hints(shapes, largest), replace=replace, as_json=as_json)
+    run(file, name, read_hints(shapes, largest, least), replace=replace, as_json=as_json)
 
 
 @click.command()

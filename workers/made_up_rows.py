@@ -58,7 +58,8 @@ def values_of(tensor: TensorSpec, hint: ProbeHint, shape: tuple[int, ...], row: 
     if dtype.kind == "f":
         span = (hint.largest - least) * _ROW_SCALES[row % 2]
         return (least + rng.random(shape) * span).astype(dtype)
-    least, most = math.ceil(least), max(1, int(hint.largest))
+    most = max(1, int(hint.largest)) if hint.least is None else int(hint.largest)
+    least = min(math.ceil(least if dtype.kind == "i" else max(0, least)), most)
     values = rng.integers(least, most, shape, endpoint=True)
     values.flat[0] = min(least + row % 2, most)
     return values.astype(dtype)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import onnx
+from onnx import helper
 
 from producer.contract.errors import ConfigError
 from workers.build.graph import external_files
@@ -31,6 +33,9 @@ _NO_SHAPE: Final = (
     "has no shape, and nobody knows how many axes a job is to send. Export it with one; sizes that "
     "are free have a name in it."
 )
+
+#: A value of a key in Redis takes no more, and trying such a model takes minutes.
+_MOST_ROW_BYTES: Final = 512 << 20
 
 #: What a file of another kind is, by its suffix, and how to get an ONNX file of it.
 _OTHER_KINDS: Final = {
@@ -81,8 +86,8 @@ def read_graph(path: Path) -> Graph:
     for side, values in (("input", given), ("output", model.graph.output)):
         for value in values:
             why = _why_not(value, has_zipmap=has_zipmap)
-            if not why and side == "input" and not value.type.tensor_type.HasField("shape"):
-                why = _NO_SHAPE
+            if not why and side == "input":
+                why = _why_not_sent(value)
             if why:
                 raise ConfigError(f"{path}: {side} {value.name!r} {why}")
     return Graph(
@@ -106,11 +111,36 @@ def _why_not(value: onnx.ValueInfoProto, *, has_zipmap: bool) -> str:
         )
     if kind != "tensor_type":
         called = (kind or "value of no known kind").removesuffix("_type")
-        return f"is a {called}, not a tensor, and cannot be split between jobs. Leave it out."
+        article = "an" if called.startswith("o") else "a"
+        return (
+            f"is {article} {called}, not a tensor, and cannot be split between jobs. Leave it out."
+        )
     if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
         return (
             "is text; jobs carry numbers to an engine. Move the text step (tokenizer, labels) out "
             "of the model."
+        )
+    return ""
+
+
+def _why_not_sent(value: onnx.ValueInfoProto) -> str:
+    """Return why no job can hold an input, or nothing."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return _NO_SHAPE
+    sizes = [size for size in _sizes(value) if isinstance(size, int)]
+    if 0 in sizes:
+        return (
+            "has an axis of size 0, so that no job can send any of it. Export it with a size "
+            "there, or with a name, which makes it free."
+        )
+    if tensor.elem_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        return "has complex numbers; export the model with real and imaginary parts as two inputs."
+    row_bytes = math.prod(sizes) * helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+    if row_bytes > _MOST_ROW_BYTES:
+        return (
+            f"takes {row_bytes:,} bytes or more; a job carries {_MOST_ROW_BYTES:,} at most. Export "
+            "the model for less at a time."
         )
     return ""
 

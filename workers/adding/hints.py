@@ -1,4 +1,6 @@
-"""What a person says about the values that a model is tried with: --probe-shape and --probe-max."""
+"""What a person says about the values that a model is tried with: --probe-shape, --probe-max and
+--probe-min.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Hints: TypeAlias = Mapping[str, ProbeHint]
 WIDER: Final = 255
 
 
-def read_hints(shapes: Iterable[str], largest: Iterable[str]) -> Hints:
+def read_hints(shapes: Iterable[str], largest: Iterable[str], least: Iterable[str] = ()) -> Hints:
     """Return the hints for each input, such as ``state=2,1,128`` and ``rate=16000``."""
     hints: dict[str, ProbeHint] = {}
     for text in shapes:
@@ -28,7 +30,11 @@ def read_hints(shapes: Iterable[str], largest: Iterable[str]) -> Hints:
     for text in largest:
         name, number = _split(text, "--probe-max", "NAME=16000")
         hint = hints.get(name, ProbeHint())
-        hints[name] = dataclasses.replace(hint, largest=_number(text, number))
+        hints[name] = dataclasses.replace(hint, largest=_largest(text, number))
+    for text in least:
+        name, number = _split(text, "--probe-min", "NAME=-1")
+        hint = hints.get(name, ProbeHint())
+        hints[name] = dataclasses.replace(hint, least=_least(text, number, hint.largest))
     return hints
 
 
@@ -56,7 +62,9 @@ def from_json(text: str) -> Hints:
     """Return the hints that `to_json` wrote."""
     return {
         name: ProbeHint(
-            shape=None if hint["shape"] is None else tuple(hint["shape"]), largest=hint["largest"]
+            shape=None if hint["shape"] is None else tuple(hint["shape"]),
+            largest=hint["largest"],
+            least=hint["least"],
         )
         for name, hint in json.loads(text).items()
     }
@@ -77,11 +85,26 @@ def _shape(text: str, sizes: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _number(text: str, number: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
+def _largest(text: str, number: str) -> float:
+    value = _number(number)
+    if not value >= 0:
         raise ConfigError(f"--probe-max must be a number of at least 0, not {text!r}.")
     return value
+
+
+def _least(text: str, number: str, largest: float) -> float:
+    value = _number(number)
+    if not value < largest:
+        raise ConfigError(
+            f"--probe-min must be a number below --probe-max, which is {largest:g}, not {text!r}."
+        )
+    return value
+
+
+def _number(text: str) -> float:
+    """Return a number that is finite, else NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan

@@ -98,6 +98,8 @@ def _hint(port: Port, hints: Hints) -> Iterator[str]:
         yield f"probe_shape = {list(hint.shape)}"
     if hint is not None and hint.largest != 1:
         yield f"probe_max = {hint.largest!r}"
+    if hint is not None and hint.least is not None:
+        yield f"probe_min = {hint.least!r}"
 
 
 def _free_axes(port: Port) -> Iterator[str]:

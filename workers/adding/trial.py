@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,9 @@ INT8_TOLERANCE: Final = 1e-4
 
 #: Where the number of rows moves answers to rows of 0 and 1 further, they share no run.
 _MOST_MOVED: Final = 0.05
+
+#: What onnxruntime says of files that are older or newer than it.
+_OPSET: Final = re.compile(r"model IR|ValidateOpset|Could not find an implementation")
 
 #: Integers that hold a byte's values.
 _INTEGERS: Final = ("uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -109,6 +113,11 @@ def _open(spec: ModelSpec, graph: Graph, *, threads: int) -> Engine:
     try:
         return open_engine(spec, spec.precision, threads=threads)
     except ConfigError as error:
+        if not graph.foreign and _OPSET.search(str(error)):
+            raise ConfigError(
+                f"{graph.path}: this onnxruntime does not take its opset or IR version. Export it "
+                f"with another, such as opset 17, or upgrade onnxruntime. {error}"
+            ) from error
         if not graph.foreign:
             raise
         raise ConfigError(
@@ -159,7 +168,8 @@ def _with_wider_integers(
         for tensor in engine.inputs
         if tensor.dtype in _INTEGERS
         and tensor.batch_axis is not None
-        and spec.probe_hints.get(tensor.name, ProbeHint()).largest == 1
+        and (hint := spec.probe_hints.get(tensor.name, ProbeHint())).largest == 1
+        and hint.least is None
     )
     try:
         spec = dataclasses.replace(spec, probe_hints=widened(spec.probe_hints, names))
@@ -184,7 +194,7 @@ def _how_to_hint(graph: Graph, refused: EngineFailed | None) -> str:
     return (
         "the model takes no row of made-up values. Say what a row looks like: "
         f"--probe-shape {name}={shape or 1} is its whole shape, --probe-max {name}=1 the largest "
-        f"value, for each input that needs it. {why}"
+        f"value, --probe-min {name}=0 the least, for each input that needs it. {why}"
     )
 
 

@@ -82,6 +82,8 @@ ENGINES = '\n[engines]\nfp32 = "model.onnx"\n'
         (ENGINES + "[inputs.x]\nbatch_axes = 1", "batch_axes is not a known key. .*'batch_axis'"),
         (ENGINES + "[outputs.y]\nprobe_max = 1", "probe_max is not a known key"),
         (ENGINES + "[inputs.x]\nprobe_shape = [0]", "probe_shape must list the sizes of one row"),
+        (ENGINES + "[inputs.x]\nprobe_min = 1", "probe_min is 1, not below probe_max, 1"),
+        (ENGINES + '[inputs.x]\nprobe_min = "0"', "probe_min must be the least number of a job"),
         ("max_batch_size =" + ENGINES, r"is not valid TOML: .*line 1"),
     ],
 )
