@@ -94,12 +94,8 @@ def prove(
     ``row`` is one that ran. ``together``: whether rows may share a run. ``checks_numbers``: whether
     an engine refuses integers that its tables do not have.
     """
-    for tensor in inputs:
-        pad = spec.pads.get(tensor.name)
-        if pad is not None and tensor.shape[pad.axis] is not None:
-            raise Unproved(f"axis {pad.axis} of input {tensor.name!r} takes one size alone")
+    _check_free(spec, inputs)
     groups = lengths_of_their_own(run, row, spec.pads)
-    lengths = unlike_lengths(row, spec.pads, groups)
     proof = _Proof(
         run,
         Padding(
@@ -110,21 +106,16 @@ def prove(
         ),
         axes_out={tensor.name: tensor.batch_axis for tensor in outputs},
         tolerance=tolerance,
+        lengths=unlike_lengths(row, spec.pads, groups),
         together=together,
     )
-    rows = rows_unlike_padding(inputs, spec.probe_hints, row, spec.pads, count=len(_PARTS))
-    proof.try_rows(rows, lengths)
 
     def elsewhere(rows: Rows, *names: str) -> Iterator[Rows]:
         pads = {name: spec.pads[name] for name in names}
         return rows_elsewhere(inputs, spec.probe_hints, rows, pads, wider_integers=checks_numbers)
 
-    masks = proof.masks(elsewhere)
-    for moved in elsewhere(rows, *(name for name in spec.pads if name not in masks)):
-        try:
-            proof.try_rows(moved, lengths)
-        except Unproved as unproved:
-            raise Unproved(f"{unproved}, {_where(rows, moved)}") from None
+    rows = rows_unlike_padding(inputs, spec.probe_hints, row, spec.pads, count=len(_PARTS))
+    _try_all(proof, rows, elsewhere)
     if not proof.tried:
         raise Unproved(proof.why_untried)
     if not proof.told_apart:
@@ -132,6 +123,24 @@ def prove(
             "all made-up rows are answered alike, which proves nothing; give probe_min, probe_max"
         )
     return proof.padding
+
+
+def _check_free(spec: ModelSpec, inputs: Sequence[TensorSpec]) -> None:
+    for tensor in inputs:
+        pad = spec.pads.get(tensor.name)
+        if pad is not None and tensor.shape[pad.axis] is not None:
+            raise Unproved(f"axis {pad.axis} of input {tensor.name!r} takes one size alone")
+
+
+def _try_all(proof: _Proof, rows: Rows, elsewhere: Callable[..., Iterator[Rows]]) -> None:
+    """Try the rows, and then with other numbers in every input that is no mask."""
+    proof.try_rows(rows)
+    masks = proof.masks(elsewhere)
+    for moved in elsewhere(rows, *(name for name in proof.padding.pads if name not in masks)):
+        try:
+            proof.try_rows(moved)
+        except Unproved as unproved:
+            raise Unproved(f"{unproved}, {_where(rows, moved)}") from None
 
 
 def _where(plain: Rows, moved: Rows) -> str:
@@ -157,9 +166,10 @@ class _Proof:
         *,
         axes_out: Mapping[str, int | None],
         tolerance: float,
+        lengths: Lengths,
         together: bool,
     ) -> None:
-        self._run, self._together = run, together
+        self._run, self._lengths, self._together = run, lengths, together
         self._axes_out, self._tolerance = axes_out, tolerance
         self.padding = padding
         #: Padded runs that were answered as without padding.
@@ -172,9 +182,9 @@ class _Proof:
         #: Whether any two rows were answered otherwise.
         self.told_apart = False
 
-    def try_rows(self, rows: Rows, lengths: Lengths) -> None:
+    def try_rows(self, rows: Rows) -> None:
         """Run the rows as they are, at several lengths, then padded, then together."""
-        cases = self._cases(rows, lengths)
+        cases = self._cases(rows)
         for case in cases:
             self._first = self._first or case.answer
             self.told_apart = self.told_apart or _tells_apart(self._first, case.answer)
@@ -212,11 +222,14 @@ class _Proof:
         }
         return masks_among(rows, case.row, answered, tolerance=self._tolerance * _MASK_SHARE)
 
-    def _cases(self, rows: Sequence[Mapping[str, Array]], lengths: Lengths) -> list[_Case]:
+    def _cases(self, rows: Sequence[Mapping[str, Array]]) -> list[_Case]:
         """Return the rows that run as they are, each of another length."""
         cases: list[_Case] = []
         for row, part in zip(rows, _PARTS, strict=True):
-            own = {name: _part(lengths[name], pad, part) for name, pad in self.padding.pads.items()}
+            own = {
+                name: _part(self._lengths[name], pad, part)
+                for name, pad in self.padding.pads.items()
+            }
             short = {
                 name: rows_between(array, self.padding.pads[name].axis, 0, own[name])
                 if name in own

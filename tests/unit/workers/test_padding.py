@@ -334,6 +334,42 @@ class ByLongest(Engine):
 """
 
 
+LONG_MASKS = """
+from workers.engines.base import Engine
+from workers.models import TensorSpec
+
+class LongMasks(Engine):
+    runtime = "long masks 1"
+    inputs = tuple(
+        TensorSpec(name=name, dtype="float32", shape=(None, None), batch_axis=0)
+        for name in ("x", "mask")
+    )
+    outputs = (TensorSpec(name="y", dtype="float32", shape=(None,), batch_axis=0),)
+
+    def __init__(self, spec, precision, *, threads):
+        pass
+
+    def run(self, feeds):
+        x, mask = feeds["x"], feeds["mask"]
+        return {"y": (x * mask[:, : x.shape[1]]).sum(axis=1)}
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_mask_that_may_be_longer_and_not_shorter_has_no_length_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(LONG_MASKS)
+    pads = f"[inputs.x]\n{PAD}\n[inputs.mask]\n{PAD}\n"
+    (tmp_path / "model.toml").write_text(f'runtime = "own:LongMasks"\n{pads}')
+
+    runner = ModelRunner.load(load_model(tmp_path), threads=1)
+
+    assert runner.why == ""
+    with pytest.raises(BadRequest, match="must be equally long: x 3, mask 4"):
+        runner.prepare({"x": np.ones((1, 3), np.float32), "mask": np.ones((1, 4), np.float32)})
+
+
 def test_rows_that_only_a_longer_row_beside_them_changes_are_not_padded(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(BY_LONGEST)
     (tmp_path / "model.toml").write_text(f'runtime = "own:ByLongest"\n[inputs.x]\n{PAD}\n')
