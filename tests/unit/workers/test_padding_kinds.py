@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -28,6 +30,8 @@ WEIGHTS: Final = {
         "both_recurrent": (2, 16, 4),
         "both_biases": (2, 32),
         "words": (10, 3),
+        "gru": (1, 12, 3),
+        "gru_recurrent": (1, 12, 4),
     }.items()
 }
 
@@ -205,6 +209,48 @@ KINDS: Final = {
         inputs="int8[n, t] x",
         outputs="int8[n] y",
     ),
+    "convolutions that reach five steps on": Kind(
+        "c = Transpose<perm = [0, 2, 1]>(x) v = Conv<pads = [5, 5], dilations = [5]>(c, taps) "
+        "w = Conv<pads = [5, 5], dilations = [5]>(v, taps) y = Transpose<perm = [0, 2, 1]>(w)",
+        same=False,
+        outputs=EACH,
+    ),
+    "the largest after a convolution": Kind(
+        "c = Transpose<perm = [0, 2, 1]>(x) v = Conv<pads = [1, 1]>(c, taps) "
+        "y = ReduceMax<axes = [2], keepdims = 0>(v)",
+        same=False,
+    ),
+    "normalised over each instance": Kind(
+        "c = Transpose<perm = [0, 2, 1]>(x) g = Constant<value_floats = [1.0, 2.0, 3.0]>() "
+        "i = InstanceNormalization(c, g, g) y = Transpose<perm = [0, 2, 1]>(i)",
+        same=False,
+        outputs=EACH,
+    ),
+    "the end of a GRU": Kind(
+        "s = Transpose<perm = [1, 0, 2]>(x) a, h = GRU<hidden_size = 4>(s, gru, gru_recurrent) "
+        "z = Constant<value_ints = [0]>() y = Squeeze(h, z)",
+        same=False,
+        outputs="float[n, 4] y",
+    ),
+    "divided by the number of steps": Kind(
+        "c = Shape<start = 1, end = 2>(x) f = Cast<to = 1>(c) y = Div(x, f)",
+        same=False,
+        outputs=EACH,
+    ),
+    "numbered from the end": Kind(
+        "c = Shape<start = 1, end = 2>(x) i = Constant<value_ints = [1]>() l = Squeeze(c) "
+        "z = Constant<value_int = 0>() o = Constant<value_int = 1>() r = Range(z, l, o) "
+        "d = Sub(c, r) f = Cast<to = 1>(d) u = Unsqueeze(f, i) y = Add(x, u)",
+        same=False,
+        outputs=EACH,
+    ),
+    "numbered from the start": Kind(
+        "c = Shape<start = 1, end = 2>(x) i = Constant<value_ints = [1]>() l = Squeeze(c) "
+        "z = Constant<value_int = 0>() o = Constant<value_int = 1>() r = Range(z, l, o) "
+        "f = Cast<to = 1>(r) u = Unsqueeze(f, i) y = Add(x, u)",
+        same=True,
+        outputs=EACH,
+    ),
     "an answer that is always the same": Kind(
         "z = Constant<value_float = 0.0>() o = Mul(x, z) "
         "y = ReduceMean<axes = [1], keepdims = 0>(o)",
@@ -221,7 +267,7 @@ KINDS: Final = {
 
 
 def write(kind: Kind, folder: Path) -> None:
-    used = {name: array for name, array in WEIGHTS.items() if name in kind.body}
+    used = {name: array for name, array in WEIGHTS.items() if re.search(rf"\b{name}\b", kind.body)}
     text = f"g ({kind.inputs}) => ({kind.outputs}) {{ {kind.body} }}"
     graph = onnx.parser.parse_graph(text)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in used.items())
@@ -246,6 +292,32 @@ def test_a_layer_is_padded_only_where_that_changes_no_answer(kind: Kind, tmp_pat
     runner = loaded(kind, tmp_path)
 
     assert (runner.describe()["padding"] != {}) is kind.same, runner.why
+
+
+#: Of these, any numbers may be sent.
+ANY = {
+    name: kind
+    for name, kind in KINDS.items()
+    if kind.same and not kind.more and kind.inputs == STEPS
+}
+
+
+@pytest.mark.parametrize("kind", ANY.values(), ids=ANY)
+def test_what_is_padded_answers_rows_of_any_numbers_as_alone(kind: Kind, tmp_path: Path) -> None:
+    runner = loaded(kind, tmp_path)
+    rng = np.random.default_rng(8)
+    rows = [rng.normal(0, 30, (1, steps, 3)).astype(np.float32) for steps in (1, 3, 4, 2)]
+
+    outcomes = runner.run([runner.prepare({"x": row}) for row in rows])
+
+    alone = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    assert [outcome.batch_size for outcome in outcomes] == [4] * 4
+    for row, outcome in zip(rows, outcomes, strict=True):
+        (expected,) = alone.run(["y"], {"x": row})
+        assert outcome.outputs is not None
+        np.testing.assert_allclose(outcome.outputs["y"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_numbers_that_padding_changes_answers_to_are_named_with_what_rules_them_out(
