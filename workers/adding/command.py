@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -75,7 +76,7 @@ def _add(
     with placing.scratch(models) as scratch:
         made = scratch / name
         file = placing.copy_model(graph, made)
-        found = _tried(file, name, hints, threads=settings.threads, source=path)
+        found = _tried(file, name, hints, settings, source=path)
         text = model_file(name, file.name, found, hints)
         (made / MODEL_FILE).write_text(text, encoding="utf-8")
         load_model(made)
@@ -84,19 +85,26 @@ def _add(
     return folder, found, placing.before_of(folder) if had_one else None
 
 
-def _tried(file: Path, name: str, hints: Hints, *, threads: int, source: Path) -> Found:
+def _tried(file: Path, name: str, hints: Hints, settings: WorkerSettings, *, source: Path) -> Found:
     """Return what a process of its own found out about the copied model."""
     scratch = file.parent.parent
     result, log = scratch / "result.json", scratch / "log.txt"
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    words = [str(file), name, str(threads), to_json(hints), str(result)]
+    words = [str(file), name, str(settings.threads), to_json(hints), str(result)]
     with children.running(
         [sys.executable, "-m", "workers.adding.trial", *words],
         environ={**os.environ, "PYTHONPATH": path},
         within_s=_END_S,
         output=log,
     ) as child:
-        child.wait()
+        try:
+            child.wait(timeout=settings.batch_timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{source}: a few rows of it took more than {settings.batch_timeout_s:g} s, after "
+                "which workers end a batch. Raise batch_timeout_s in fleet.toml if it is meant to "
+                "be that slow."
+            ) from None
     if not result.is_file():
         raise ConfigError(f"{source}: {_how_it_ended(child.returncode, log)}")
     said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
