@@ -27,14 +27,17 @@ if job ~= '' then
   if stored and answered(stored) then return 'answered' end
 end
 
-local entry, blobs = {}, {}
+local entry, blobs, marks = {}, {}, {}
 for i = 1, #letter[2], 2 do
   local original = string.match(letter[2][i], '^original:(.*)$')
   if original then
     entry[#entry + 1] = original
     entry[#entry + 1] = letter[2][i + 1]
-    local large = original == 'blobs' and string.match(letter[2][i + 1], '^%d+ redis (.*)$') or ''
-    for name in string.gmatch(large, '%S+') do blobs[#blobs + 1] = blob .. name end
+    local where, names = string.match(original == 'blobs' and letter[2][i + 1] or '', '^%d+ ([a-z]+) ([%x ]+)$')
+    for name in string.gmatch(names or '', '%x+') do
+      if where == 'redis' then blobs[#blobs + 1] = blob .. name end
+      marks[#marks + 1] = blob .. name .. ':kept'
+    end
   end
 end
 for _, key in ipairs(blobs) do
@@ -47,5 +50,6 @@ if job ~= '' then
   redis.call('DEL', fence .. job, cancelled .. job)
   if result ~= '' then redis.call('DEL', result .. job) end
 end
+for _, key in ipairs(marks) do redis.call('DEL', key) end
 redis.call('XDEL', dead, id)
 return 'requeued'

@@ -101,6 +101,8 @@ def purge(
         # One that somebody requeued meanwhile needs its arrays.
         gone = [letter.named for letter, was in zip(chunk, there_still, strict=True) if was]
         blobs.remove(client, gone)
+        if marks := [blobs.keys.kept_blob(each) for named in gone for each in named.ids]:
+            client.delete(*marks)
         yield from zip(chunk, there_still, strict=True)
 
 

@@ -51,8 +51,9 @@ local deleted = 0
 local function delete(id)
     local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
     for i = 1, entry and #entry[2] or 0, 2 do
-        local large = entry[2][i] == 'blobs' and string.match(entry[2][i + 1], '^%d+ redis (.*)$')
-        for name in string.gmatch(large or '', '%S+') do redis.call('DEL', ARGV[4] .. name) end
+        local large = entry[2][i] == 'blobs'
+            and string.match(entry[2][i + 1], '^%d+ redis ([%x ]+)$')
+        for name in string.gmatch(large or '', '%x+') do redis.call('DEL', ARGV[4] .. name) end
     end
     deleted = deleted + redis.call('XDEL', KEYS[1], id)
 end

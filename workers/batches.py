@@ -54,6 +54,8 @@ class Begun:
     buried: tuple[tuple[Job, FleetError], ...]
     #: To be given back, uncounted.
     later: tuple[Job, ...]
+    #: Copies that came too late: nothing is left of them but files of their own.
+    dropped: tuple[Job, ...]
     #: Whether nothing else may be begun in this process before the batch has ended.
     alone: bool
 
@@ -134,13 +136,14 @@ def read_claim(
 def sort_begun(
     batch: Batch, verdicts: Sequence[tuple[Verdict, int]], *, worker: str, now_unix_s: float
 ) -> Begun:
-    """Sort the jobs by what `begin` said of each; those it dropped or that are lost appear
-    nowhere.
+    """Sort the jobs by what `begin` said of each; those that are lost, or whose arrays are
+    another's, appear nowhere.
     """
     runs: list[Job] = []
     answered: list[Answer] = []
     buried: list[tuple[Job, FleetError]] = []
     later: list[Job] = []
+    dropped: list[Job] = []
     alone = False
     for job, (verdict, starts) in zip(batch.jobs, verdicts, strict=True):
         job.starts = starts
@@ -161,13 +164,16 @@ def sort_begun(
                 buried.append((job, lost(job)))
             case Verdict.LATER:
                 later.append(job)
-            case Verdict.LOST | Verdict.DONE | Verdict.DUPLICATE:
+            case Verdict.DONE | Verdict.DUPLICATE:
+                dropped.append(job)
+            case Verdict.LOST | Verdict.AGAIN:
                 pass
     return Begun(
         runs=tuple(runs),
         answered=tuple(answered),
         buried=tuple(buried),
         later=tuple(later),
+        dropped=tuple(dropped),
         alone=alone,
     )
 

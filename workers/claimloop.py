@@ -199,6 +199,7 @@ class ClaimLoop:
         (verdicts,) = self._exchange(self._ledger.begin(batch.queue, jobs))
         begun = sort_begun(batch, verdicts, worker=self._endings.worker, now_unix_s=time.time())
         begun = begun.without(self._endings.end_stored(batch.queue, begun.suspects))
+        self._arrays.remove([job.entry for job in begun.dropped])
         calls: list[Call[Any]] = [self._endings.bury(batch.queue, *each) for each in begun.buried]
         if begun.later:
             buried = (job for job, _ in begun.buried)

@@ -139,14 +139,16 @@ class Endings:
         """Note that Redis took every call; tell and count each job that was still ours."""
         results = (ending for part in endings for ending in part)
         ended = self._ordered()
+        gone: list[Entry] = []
         for waiting, ending in zip(ended, results, strict=True):
             if ending is Ending.LOST:
                 logger.warning("job.lost", extra={"job_id": waiting.answer.job.job_id})
                 continue
-            self._arrays.remove(waiting.answer.job.entry)
+            gone.append(waiting.answer.job.entry)
             if not waiting.known:
                 self._tell(waiting.answer)
         self._waiting = [each for each in self._waiting if not each.stored]
+        self._arrays.remove(gone)
 
     def _prepare(self, fresh: Sequence[_Waiting]) -> None:
         """Pack or trace each of ``fresh``, and store those whose results have their own server."""

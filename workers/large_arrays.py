@@ -5,6 +5,7 @@ and gone with the job. Those in Redis are deleted by the scripts that end jobs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import redis
 
@@ -41,7 +42,13 @@ class LargeArrays:
             calls = [self._ledger.keep(*blob, ttl_s=ttl_s) for blob in in_redis.items()]
             send(self._results, *calls)
 
-    def remove(self, entry: Entry) -> None:
-        """Delete the files of a job that has ended; what is in Redis went with its end."""
-        if entry.named.where is Where.STORE:
-            self._blobs.remove(self._client, [entry.named])
+    def remove(self, entries: Iterable[Entry]) -> None:
+        """Delete the files of jobs that have ended; what is in Redis went with their end.
+
+        What a dead letter needs was sent twice, and stays.
+        """
+        named = [entry.named for entry in entries if entry.named.where is Where.STORE]
+        if ids := [blob_id for each in named for blob_id in each.ids]:
+            kept: Any = self._client.mget(map(self._ledger.keys.kept_blob, ids))
+            marked = {blob_id for blob_id, mark in zip(ids, kept, strict=True) if mark}
+            self._blobs.remove_files(each for each in named if marked.isdisjoint(each.ids))

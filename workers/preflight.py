@@ -31,7 +31,7 @@ def check(settings: WorkerSettings, where: Settings | None = None) -> list[str]:
     where = where or Settings.from_env()
     load_models(settings.config_dir, settings.models or None)
     if where.blob_url:
-        Store(where.blob_url)
+        Store(where.blob_url).check()
     warnings = list(_check_server(where.broker_url, variable="FLEET_BROKER_URL"))
     if where.result_url != where.broker_url:
         warnings += _check_server(where.result_url, variable="FLEET_RESULT_URL")

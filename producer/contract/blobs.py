@@ -174,14 +174,19 @@ class Blobs:
 
     def read(self, client: redis.Redis, named: Iterable[Named]) -> dict[str, bytes | None]:
         """Return what lies under the ids, None for what is gone; one round trip to Redis."""
-        found: dict[str, bytes | None] = {}
+        in_store: list[str] = []
         in_redis: list[str] = []
+        nbytes = 0
         for each in named:
             if each.where is Where.STORE:
-                # Of a side that has a store where this one has none nothing can be found.
-                found |= self.store.read(each.ids) if self.url else dict.fromkeys(each.ids)
+                in_store += each.ids
+                nbytes += each.nbytes
             else:
                 in_redis += each.ids
+        # Of a side that has a store where this one has none nothing can be found.
+        found: dict[str, bytes | None] = dict.fromkeys(in_store)
+        if in_store and self.url:
+            found = self.store.read(in_store, nbytes=nbytes)
         if in_redis:
             values: Any = client.mget([self.keys.blob(blob_id) for blob_id in in_redis])
             found |= zip(in_redis, values, strict=True)
@@ -189,15 +194,22 @@ class Blobs:
 
     def remove(self, client: redis.Redis, named: Iterable[Named]) -> None:
         """Delete what lies under the ids."""
-        keys: list[str] = []
-        for each in named:
-            if each.where is Where.STORE:
-                if self.url:
-                    self.store.remove(each.ids)
-            else:
-                keys += [self.keys.blob(blob_id) for blob_id in each.ids]
+        named = list(named)
+        self.remove_files(named)
+        keys = [
+            self.keys.blob(blob_id)
+            for each in named
+            if each.where is Where.REDIS
+            for blob_id in each.ids
+        ]
         if keys:
             client.delete(*keys)
+
+    def remove_files(self, named: Iterable[Named]) -> None:
+        """Delete those that lie in the folder or bucket; what cannot be deleted there is left."""
+        files = [each for every in named if every.where is Where.STORE for each in every.ids]
+        if files and self.url:
+            self.store.remove(files)
 
 
 def _spilled(body: bytes, spill: wire.Spill) -> Spilled:

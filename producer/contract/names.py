@@ -93,6 +93,7 @@ class Keys:
     | ``result(job)`` | string | the outcome, in Celery's own format, under Celery's name for it |
     | ``fence(job)`` | string | stands for a result that its client read and deleted |
     | ``blob(id)`` | string | the elements of one large array, of a job or of a reply |
+    | ``kept_blob(id)`` | string | a mark: a dead letter needs this large array |
     | ``cancelled(job)`` | string | a mark: do not begin this job |
     | ``cancelled_stamp(header, stamp)`` | string | a mark: do not begin jobs with this stamp |
     | ``models`` | sorted set | models that live workers serve, by the time the entry is stale |
@@ -151,6 +152,9 @@ class Keys:
 
     def blob(self, blob_id: str) -> str:
         return f"{self.prefix}fleet:blob:{blob_id}"
+
+    def kept_blob(self, blob_id: str) -> str:
+        return f"{self.blob(blob_id)}:kept"
 
     def cancelled(self, job_id: str) -> str:
         return f"{self.prefix}fleet:cancelled:{job_id}"

@@ -300,6 +300,11 @@ class Settings:
                 "blob_url is no URL. Write file:///mnt/arrays, s3://bucket/arrays, or whatever "
                 "fsspec takes."
             )
+        if self.blob_url.rpartition("::")[2].startswith("memory:"):
+            raise ConfigError(
+                "blob_url is memory://, which each process has for itself. Leave it empty, and "
+                "large arrays lie in Redis; or write file:///mnt/arrays or s3://bucket/arrays."
+            )
         if self.memory_watermark > 1:
             raise ConfigError(
                 f"memory_watermark is {self.memory_watermark:g}. It is a part of maxmemory: 1 at "

@@ -8,7 +8,11 @@ from typing import Any, Final
 import pytest
 import redis
 
+from producer.contract.blobs import Blobs
 from producer.contract.names import Keys, Priority
+from producer.contract.settings import Settings
+from producer.dead import letters
+from producer.requeue import Requeued, purge, requeue
 from workers.delivery import ledger as delivery
 from workers.delivery.ledger import Claimed, End, Ledger, Letter, Verdict, Wish
 from workers.delivery.scripts import send
@@ -100,7 +104,7 @@ def test_a_copy_of_a_job_never_takes_the_arrays_of_the_one_that_lives(
         verdicts = begin(broker, mine, claim(broker, mine, rows=1))
         verdicts += begin(broker, other, claim(broker, other))
 
-    assert verdicts == [Verdict.RUN, Verdict.DUPLICATE]
+    assert verdicts == [Verdict.RUN, Verdict.AGAIN if same else Verdict.DUPLICATE]
     assert broker.exists(key)
     assert bool(broker.exists(copy)) is same
 
@@ -121,6 +125,37 @@ def test_a_dead_letter_keeps_its_arrays_for_as_long_as_if_it_were_new(broker: re
     send(broker, mine.bury(QUEUE, entry, "job", LETTER, payload=b"{}"))
 
     assert 590 < broker.ttl(key) <= 600
+
+
+@pytest.mark.parametrize("failure_s", [60, 0], ids=["its failure is there", "its failure is gone"])
+def test_a_copy_leaves_the_arrays_to_the_dead_letter_that_its_original_became(
+    broker: redis.Redis, failure_s: int
+) -> None:
+    key, mine = add(broker, "job", 1), ledger("a")
+    (entry,) = claim(broker, mine).entries
+    send(broker, mine.bury(QUEUE, entry, "job", LETTER, payload=b"{}"))
+    broker.expire(KEYS.result("job"), failure_s)
+
+    add(broker, "job", 1)
+    copy = claim(broker, mine)
+    (verdict,) = begin(broker, mine, copy)
+    send(broker, mine.complete(QUEUE, [End(entry=copy.entries[0], job_id="job", payload=b"x")]))
+
+    assert verdict is (Verdict.DONE if failure_s else Verdict.RUN)
+    assert broker.exists(key)
+
+
+def test_a_letter_that_is_requeued_or_purged_leaves_no_mark(broker: redis.Redis) -> None:
+    mine, numbers = ledger("a"), (1, 2)
+    arrays = [add(broker, f"job-{number}", number) for number in numbers]
+    for entry in claim(broker, mine).entries:
+        send(broker, mine.bury(QUEUE, entry, entry.job_id, LETTER, payload=None))
+    first, second = letters(broker, KEYS, QUEUE)
+
+    assert [end for _, end in requeue(broker, KEYS, [first])] == [Requeued.REQUEUED]
+    assert [was for _, was in purge(broker, Blobs.of(Settings()), [second])] == [True]
+
+    assert list(broker.scan_iter(f"{KEYS.blob('')}*")) == [arrays[0].encode()]
 
 
 def test_an_array_of_a_reply_is_stored_on_a_server_that_is_full(broker: redis.Redis) -> None:

@@ -11,6 +11,7 @@
 --       lost       no longer ours
 --       done       has its result already; dropped here
 --       duplicate  another living entry has this job id; dropped here
+--       again      as duplicate, and the same large arrays: a send that was repeated over a new connection
 --       cancelled  its client does not want it; still claimed, to be ended by `complete`
 --       timeout    it ran alone for longer than it may; still claimed, to be ended by `bury`
 --       exhausted  started as often as allowed; still claimed, to be ended by `bury`
@@ -28,15 +29,16 @@ local function blobs_of(fields)
   return ''
 end
 
--- A copy that was sent over a connection which broke has the same large arrays as the job that lives.
-local function drop(stream, id, blobs, kept)
+-- A copy that was sent over a connection which broke has the same large arrays as the job that lives, or as the
+-- dead letter that it became.
+local function drop(stream, id, blobs, living)
   redis.call('XACK', stream, group, id)
   redis.call('XDEL', stream, id)
-  if blobs ~= kept then
-    for name in string.gmatch(string.match(blobs, '^%d+ redis (.*)$') or '', '%S+') do
-      redis.call('DEL', blob .. name)
-    end
+  if blobs ~= '' and blobs == living then return 'again' end
+  for name in string.gmatch(string.match(blobs, '^%d+ redis ([%x ]+)$') or '', '%x+') do
+    if redis.call('EXISTS', blob .. name .. ':kept') == 0 then redis.call('DEL', blob .. name) end
   end
+  return 'duplicate'
 end
 
 local function is_cancelled(job, marks)
@@ -56,14 +58,12 @@ local function verdict_of(stream, id, job, marks, blobs)
     elseif its_stream then
       local living = redis.call('XRANGE', its_stream, its_id, its_id)[1]
       if living then
-        drop(stream, id, blobs, blobs_of(living[2]))
-        return 'duplicate', 0
+        return drop(stream, id, blobs, blobs_of(living[2])), 0
       end
     end
   end
   if seen[job] then
-    drop(stream, id, blobs, seen[job])
-    return 'duplicate', 0
+    return drop(stream, id, blobs, seen[job]), 0
   end
   seen[job] = blobs
   if redis.call('EXISTS', result .. job, fence .. job) > 0 then

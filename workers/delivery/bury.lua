@@ -28,8 +28,11 @@ if entry then
   for i = 1, math.min(#entry[2], 1000), 2 do
     letter[#letter + 1] = 'original:' .. entry[2][i]
     letter[#letter + 1] = entry[2][i + 1]
-    local large = entry[2][i] == 'blobs' and string.match(entry[2][i + 1], '^%d+ redis (.*)$') or ''
-    for name in string.gmatch(large, '%S+') do redis.call('EXPIRE', blob .. name, blob_ttl_s) end
+    local large = entry[2][i] == 'blobs' and string.match(entry[2][i + 1], '^%d+ [a-z]+ ([%x ]+)$') or ''
+    for name in string.gmatch(large, '%x+') do
+      redis.call('EXPIRE', blob .. name, blob_ttl_s)
+      redis.call('SET', blob .. name .. ':kept', 1, 'EX', blob_ttl_s)
+    end
   end
 end
 redis.call('XADD', dead, '*', unpack(letter))

@@ -44,8 +44,9 @@ local function complete(stream, id, job, payload, blobs)
   redis.call('XACK', stream, group, id)
   redis.call('XDEL', stream, id)
   redis.call('HDEL', journal, job)
-  for name in string.gmatch(string.match(blobs, '^%d+ redis (.*)$') or '', '%S+') do
-    redis.call('DEL', blob .. name)
+  for name in string.gmatch(string.match(blobs, '^%d+ redis ([%x ]+)$') or '', '%x+') do
+    -- What a dead letter needs was sent twice.
+    if redis.call('EXISTS', blob .. name .. ':kept') == 0 then redis.call('DEL', blob .. name) end
   end
   return done
 end

@@ -42,6 +42,7 @@ class Verdict(enum.StrEnum):
     LOST = "lost"
     DONE = "done"
     DUPLICATE = "duplicate"
+    AGAIN = "again"
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     EXHAUSTED = "exhausted"
@@ -109,7 +110,7 @@ class Entry:
 
     @property
     def named(self) -> Named:
-        """Its large arrays."""
+        """Its large arrays, if what its sender says of them makes sense."""
         return Named.read(self.blobs)
 
     @property
@@ -228,7 +229,7 @@ class Ledger:
         for entry, job_id, stamps in jobs:
             marks = [self.keys.cancelled_stamp(header, stamp) for header, stamp in stamps]
             packed = msgpack.packb(marks, use_bin_type=False) if marks else ""
-            args += [numbers[entry.stream], entry.entry_id, job_id, packed, entry.blobs]
+            args += [numbers[entry.stream], entry.entry_id, job_id, packed, str(entry.named)]
         return Call(
             script=scripts.BEGIN,
             keys=self._journal_and_streams(queue),
@@ -251,7 +252,7 @@ class Ledger:
             payload = end.payload if end.payload is not None else b""
             channel = self.keys.replies(end.reply_to) if end.reply_to else ""
             args += [numbers[end.entry.stream], end.entry.entry_id, end.job_id, payload, channel]
-            args.append(end.entry.blobs)
+            args.append(str(end.entry.named))
         return Call(
             script=scripts.COMPLETE,
             keys=self._journal_and_streams(queue),

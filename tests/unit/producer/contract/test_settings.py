@@ -74,7 +74,7 @@ def test_celery_gets_a_url_that_it_can_read_and_no_password_of_a_sentinel() -> N
     ],
 )
 def test_inspect_can_tell_of_the_connection_without_a_password(url: str) -> None:
-    app = make_app(Settings(broker_url=url, blob_url="memory://ana:pw@arrays"))
+    app = make_app(Settings(broker_url=url, blob_url="sftp://ana:pw@arrays"))
 
     info = app.connection_for_read().info()
     # As Celery's consumer does.
