@@ -6,15 +6,17 @@ costs several times as much. Nothing here knows what a job is.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import redis
 from kombu.exceptions import OperationalError
 
-from producer.contract.blobs import Blobs
+from producer.contract.blobs import Blobs, again, is_file, named_by
 from producer.contract.greeting import HELLO, read_greeting, refuse_cluster
 from producer.contract.names import Keys
 from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
@@ -43,6 +45,13 @@ def pack_command(arguments: Sequence[Argument]) -> bytes:
         data = argument if isinstance(argument, bytes | memoryview) else str(argument).encode()
         parts += (b"$%d\r\n" % len(data), data, b"\r\n")
     return b"".join(parts)
+
+
+@dataclasses.dataclass(slots=True)
+class _Sent:
+    """How often commands were sent, or a part of them: never, where no connection was made."""
+
+    times: int = 0
 
 
 class Publisher:
@@ -84,17 +93,32 @@ class Publisher:
         """
         if (here := stand_in()) is not None:
             return here.take(commands)
-        packed = [pack_command(command) for command in commands]
+        replies = iter(self._replies(self.blobs.write_files(commands)))
+        return [b"OK" if is_file(command) else next(replies) for command in commands]
+
+    def _replies(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        sent = _Sent()
         try:
-            replies = self._round_trip(packed)
-        except redis.AuthenticationError as error:
-            raise OperationalError(f"{self._where} refused the credentials: {error}") from error
+            replies = self._round_trip(commands, sent)
         except (redis.RedisError, OSError) as error:
-            raise OperationalError(f"{self._where} cannot be reached: {error}") from error
+            if not sent.times:
+                self._remove_files(commands)
+            what = "cannot be reached"
+            if isinstance(error, redis.AuthenticationError):
+                what = "refused the credentials"
+            raise OperationalError(f"{self._where} {what}: {error}") from error
+        refused = [isinstance(reply, redis.RedisError) for reply in replies]
+        # What was sent twice may have been taken the first time.
+        if sent.times == 1 and any(refused):
+            self._remove_files(itertools.compress(commands, refused))
         return [
             self._refusal(reply) if isinstance(reply, redis.RedisError) else reply
             for reply in replies
         ]
+
+    def _remove_files(self, commands: Iterable[Sequence[Argument]]) -> None:
+        """Delete the files of jobs that were not accepted, which is certain."""
+        self.blobs.remove_files(map(named_by, commands))
 
     def known_models(self, wanted: str) -> frozenset[str]:
         """Return the models that workers serve; read again when stale, or before a refusal."""
@@ -162,17 +186,20 @@ class Publisher:
         refusal.__cause__ = error
         return refusal
 
-    def _round_trip(self, packed: list[bytes]) -> list[Any]:
+    def _round_trip(self, commands: Sequence[Sequence[Argument]], sent: _Sent) -> list[Any]:
         connection = self._take()
         if connection is not None:
             try:
-                return self._exchange(connection, packed)
+                sent.times += 1
+                return self._exchange(connection, commands)
             except redis.ConnectionError:
                 # Dropped while it was idle or in use; the others may have gone with it.
                 self.close()
+                commands = [again(command) for command in commands]
         connection = self._pool.make_connection()
         connection.connect()
-        return self._exchange(connection, packed)
+        sent.times += 1
+        return self._exchange(connection, commands)
 
     def _take(self) -> Any:
         """Return an idle connection of this process that is alive, or None."""
@@ -188,8 +215,9 @@ class Publisher:
                 return connection
             connection.disconnect()
 
-    def _exchange(self, connection: Any, packed: list[bytes]) -> list[Any]:
+    def _exchange(self, connection: Any, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         replies: list[Any] = []
+        packed = [pack_command(command) for command in commands]
         try:
             connection.send_packed_command(_pieces(packed))
             for _ in packed:

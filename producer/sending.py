@@ -54,10 +54,7 @@ class Sending:
         self._infer, self._reply_to = infer, reply_to
 
     def check(self, model: str, inputs: Mapping[str, Any]) -> None:
-        """Raise what speaks against a job before it is packed; may ask Redis which models are.
-
-        A job that is not sent leaves no file of its large arrays: they are written with packing.
-        """
+        """Raise what speaks against a job before it is packed; may ask Redis which models are."""
         self._infer.check(parse_call((model, inputs), {}))
         self._infer.publisher.admit()
 

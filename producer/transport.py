@@ -22,7 +22,7 @@ from kombu.compression import decompress
 from kombu.transport import redis as kombu_redis
 
 from producer.contract import wire
-from producer.contract.blobs import Blobs, Spilled
+from producer.contract.blobs import Blobs, Named, Spilled
 from producer.contract.errors import BadRequest, Overloaded
 from producer.contract.message import Message, to_fields
 from producer.contract.names import FREE, GROUP, PRIORITIES, Keys, Priority, is_stream_queue
@@ -224,7 +224,8 @@ class Channel(kombu_redis.Channel):
         if not is_stream_queue(queue):
             super()._put(queue, message, **kwargs)
             return
-        commands = self._commands(queue, message)
+        commands, named = self._commands(queue, message)
+        commands = self._blobs.write_files(commands)
         batch = kwargs.pop("_publish_batch", None)
         if batch is not None:
             for command in commands:
@@ -233,11 +234,14 @@ class Channel(kombu_redis.Channel):
         with self._streams.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)
-            for answer in pipe.execute(raise_on_error=False):
-                if isinstance(answer, redis.ResponseError) and is_full(answer):
-                    raise overloaded() from answer
-                if isinstance(answer, Exception):
-                    raise answer
+            answers = pipe.execute(raise_on_error=False)
+        if isinstance(answers[-1], redis.ResponseError):
+            self._blobs.remove_files([named])
+        for answer in answers:
+            if isinstance(answer, redis.ResponseError) and is_full(answer):
+                raise overloaded() from answer
+            if isinstance(answer, Exception):
+                raise answer
 
     def _receive_one(self, c: Any) -> Any:
         with self._dropping_what_cannot_be_decoded():
@@ -258,8 +262,10 @@ class Channel(kombu_redis.Channel):
                 raise
             logger.warning("message.dropped", extra={"reason": f"{type(error).__name__} in it"})
 
-    def _commands(self, queue: str, message: dict[str, Any]) -> list[Sequence[Any]]:
-        """Return the commands that put ``message``, its large arrays first, where it waits."""
+    def _commands(self, queue: str, message: dict[str, Any]) -> tuple[list[Sequence[Any]], Named]:
+        """Return the commands that put ``message``, its large arrays first, where it waits; and
+        these arrays.
+        """
         properties = dict(message["properties"])
         body = message["body"]
         if properties.get("body_encoding") == "base64":
@@ -297,7 +303,7 @@ class Channel(kombu_redis.Channel):
             pairs = [part for pair in fields.items() for part in pair]
             command = ["XADD", self._keys.stream(queue, priority), "*", *pairs]
             ttl_s = self._blobs.input_ttl_s()
-        return self._blobs.commands(spilled, command, ttl_s=ttl_s)
+        return self._blobs.commands(spilled, command, ttl_s=ttl_s), spilled.named
 
     def _size(self, queue: str) -> int:
         if not is_stream_queue(queue):

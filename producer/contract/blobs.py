@@ -18,7 +18,7 @@ import redis
 
 from producer.contract import wire
 from producer.contract.errors import BadMessage
-from producer.contract.names import Keys
+from producer.contract.names import Field, Keys
 from producer.contract.settings import Settings
 from producer.contract.store import Store
 from producer.contract.wire import Where
@@ -26,12 +26,20 @@ from producer.contract.wire import Where
 #: Runs the command in ARGV if each of KEYS is there. A server that was full for the arrays may have
 #: room again for the job: taking it without them would be taking it to fail. Those of a job that is
 #: refused go at once: left, they would fill a full server for good.
-_IF_THERE: Final = """
+_TAKE: Final = """
 local answer = redis.error_reply('OOM command not allowed: the arrays before it were not taken')
 if redis.call('EXISTS', unpack(KEYS)) == #KEYS then answer = redis.pcall(unpack(ARGV)) end
+"""
+_IF_THERE: Final = f"""{_TAKE}
 if type(answer) == 'table' and answer.err then redis.call('DEL', unpack(KEYS)) end
 return answer
 """
+
+#: The same for what is sent again: the first may have been taken, and need its arrays.
+_IF_THERE_AGAIN: Final = f"{_TAKE}return answer"
+
+#: What stands among the commands that send a job for a file that is written before them.
+_FILE: Final = "FLEET.FILE"
 
 #: An input's arrays outlive the time its job expires at by this, and a result's arrays the result.
 _MARGIN_S: Final = 60
@@ -150,19 +158,31 @@ class Blobs:
     ) -> list[Sequence[Any]]:
         """Return the commands that send a job by ``command``, its arrays first.
 
-        Files are written here.
+        Those of files are for `write_files`.
         """
         if not spilled.blobs:
             return [command]
         if spilled.named.where is Where.STORE:
-            self.store.write(spilled.blobs)
-            return [command]
+            return [*((_FILE, *blob) for blob in spilled.blobs.items()), command]
         keys = [self.keys.blob(blob_id) for blob_id in spilled.blobs]
         sets = [
             ("SET", key, data, "EX", ttl_s)
             for key, data in zip(keys, spilled.blobs.values(), strict=True)
         ]
         return [*sets, ("EVAL", _IF_THERE, len(keys), *keys, *command)]
+
+    def write_files(self, commands: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+        """Write the files that stand among ``commands``, all together; returns the others."""
+        files: dict[str, bytes | memoryview] = {}
+        others: list[Sequence[Any]] = []
+        for command in commands:
+            if is_file(command):
+                files[command[1]] = command[2]
+            else:
+                others.append(command)
+        if files:
+            self.store.write(files)
+        return others
 
     def keep(self, client: redis.Redis, spilled: Spilled, *, ttl_s: int) -> None:
         """Write the arrays of a reply, before the reply."""
@@ -235,6 +255,25 @@ def named_in(payload: bytes) -> tuple[Named, ...]:
         for where in Where
     )
     return tuple(each for each in named if each.ids)
+
+
+def is_file(command: Sequence[Any]) -> bool:
+    """Return whether ``command`` stands for a file, which no server is asked to write."""
+    return bool(command[0] == _FILE)
+
+
+def named_by(command: Sequence[Any]) -> Named:
+    """Return the files of the job that an XADD sends; of any other command none."""
+    if command[0] != "XADD":
+        return _NOTHING
+    fields = dict(zip(command[3::2], command[4::2], strict=False))
+    return Named.read(str(fields.get(str(Field.BLOBS), "")).encode())
+
+
+def again(command: Sequence[Any]) -> Sequence[Any]:
+    """Return the command that sends a job once more, of which nobody knows whether it was taken."""
+    guarded = command[:2] == ("EVAL", _IF_THERE)
+    return ("EVAL", _IF_THERE_AGAIN, *command[2:]) if guarded else command
 
 
 def unguarded(command: Sequence[Any]) -> Sequence[Any]:

@@ -135,10 +135,10 @@ class Store:
             for step, arguments in (("pipe_file", (data,)), ("cat_file", ()), ("rm_file", ())):
                 answer = self._each(step, [(name, *arguments)], _TRIAL_S)[name]
                 if isinstance(answer, Exception):
-                    return answer
+                    raise answer
                 if step == "cat_file" and bytes(answer) != data:
-                    return ValueError("it does not keep what is written")
-        except OperationalError as error:
+                    raise ValueError("it does not keep what is written")
+        except Exception as error:  # noqa: BLE001  whatever a store raises
             return error
         return None
 
