@@ -64,9 +64,12 @@ def test_arrays_in_a_folder_are_gone_with_their_job_and_its_reply(
     url = folder.as_uri()
     settings = Settings(broker_url=server.url, blob_url=url)
     with running_worker(server, wide, environ={"FLEET_BLOB_URL": url}), Client(settings) as fleet:
-        reply = fleet.submit(MODEL, INPUTS).reply(timeout_s=30)
-        np.testing.assert_array_equal(reply.outputs["y"], INPUTS["x"] * 2)
+        job = fleet.submit(MODEL, INPUTS)
+        np.testing.assert_array_equal(job.reply(timeout_s=30).outputs["y"], INPUTS["x"] * 2)
         wait_until(lambda: not list(folder.iterdir()), what="no file to be left")
+
+        fleet.submit(MODEL, INPUTS, job_id=job.id)
+        wait_until(lambda: not list(folder.iterdir()), what="no file to be left of the copy")
 
         lost = Settings(broker_url=server.url, blob_url=(tmp_path / "elsewhere").as_uri())
         with Client(lost) as elsewhere, pytest.raises(ArrayMissing, match="FLEET_BLOB_URL"):

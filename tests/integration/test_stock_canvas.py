@@ -73,6 +73,12 @@ def test_a_link_and_a_chain_go_on_with_the_apps_own_tasks(stock: Stock) -> None:
     assert back["value"] == {"y": [[18, 4, 6]]}
 
 
+def test_an_answer_of_more_than_64_kib_goes_on_in_json(stock: Stock) -> None:
+    said = stock.ask('outcome((infer({"x": [[0, 1, 0]] * 10000}) | total.s()).delay())')
+
+    assert said["value"] == 20_000
+
+
 def test_the_links_result_is_a_child_that_the_app_can_get(
     stock: Stock, broker: redis.Redis
 ) -> None:

@@ -33,10 +33,14 @@ class Proxy:
         for link in self._links:
             link.muted = True
 
-    def close(self) -> None:
-        self._listener.close()
+    def cut(self) -> None:
+        """Close the connections there are."""
         for link in self._links:
             link.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -145,6 +145,12 @@ def test_a_reply_is_waited_for_as_long_as_a_result_is_kept_or_as_told() -> None:
     assert Settings.from_env({"FLEET_REPLY_TIMEOUT_S": "inf"}).reply_timeout_s == math.inf
 
 
+@pytest.mark.parametrize("url", ["/mnt/arrays", "memory://arrays", "simplecache::memory://arrays"])
+def test_a_place_of_arrays_that_no_other_process_would_find_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"[Ww]rite file:///mnt/arrays"):
+        Settings.from_env({"FLEET_BLOB_URL": url})
+
+
 @pytest.mark.parametrize(
     "environ",
     [
