@@ -2,8 +2,8 @@
 --
 -- KEYS  the queue's dead letters, its journal, the stream
 -- ARGV  letter id, job id ('' when it has none), prefixes of the fence and cancelled keys, prefix of
---       the result keys ('' when results lie on another server), prefix of the blob keys, life of a
---       large array in seconds
+--       the result keys ('' when results lie on another server), prefixes of the blob and kept blob
+--       keys, life of a large array in seconds
 -- out   requeued
 --       gone       there is no such letter any more
 --       alive      another living entry has its job id, and was started
@@ -15,7 +15,7 @@
 -- First write: HDEL; a full server allows it, and then allows the XADD.
 local dead, journal, stream = KEYS[1], KEYS[2], KEYS[3]
 local id, job, fence, cancelled, result = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local blob, blob_ttl_s = ARGV[6], ARGV[7]
+local blob, kept, blob_ttl_s = ARGV[6], ARGV[7], ARGV[8]
 
 local letter = redis.call('XRANGE', dead, id, id)[1]
 if not letter then return 'gone' end
@@ -36,7 +36,7 @@ for i = 1, #letter[2], 2 do
     local where, names = string.match(original == 'blobs' and letter[2][i + 1] or '', '^%d+ ([a-z]+) ([%x ]+)$')
     for name in string.gmatch(names or '', '%x+') do
       if where == 'redis' then blobs[#blobs + 1] = blob .. name end
-      marks[#marks + 1] = blob .. name .. ':kept'
+      marks[#marks + 1] = kept .. name
     end
   end
 end

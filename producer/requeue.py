@@ -124,7 +124,8 @@ def _put_back(
     result_prefix: str,
 ) -> list[Requeued]:
     script = client.register_script(_REQUEUE)
-    marks = [keys.fence(""), keys.cancelled(""), result_prefix, keys.blob(""), str(blob_ttl_s)]
+    marks = [keys.fence(""), keys.cancelled(""), result_prefix, keys.blob("")]
+    marks += [keys.kept_blob(""), str(blob_ttl_s)]
     with client.pipeline(transaction=False) as pipe:
         for letter in letters:
             script(

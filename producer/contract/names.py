@@ -154,7 +154,7 @@ class Keys:
         return f"{self.prefix}fleet:blob:{blob_id}"
 
     def kept_blob(self, blob_id: str) -> str:
-        return f"{self.blob(blob_id)}:kept"
+        return f"{self.prefix}fleet:blob-kept:{blob_id}"
 
     def cancelled(self, job_id: str) -> str:
         return f"{self.prefix}fleet:cancelled:{job_id}"

@@ -156,6 +156,7 @@ def test_a_letter_that_is_requeued_or_purged_leaves_no_mark(broker: redis.Redis)
     assert [was for _, was in purge(broker, Blobs.of(Settings()), [second])] == [True]
 
     assert list(broker.scan_iter(f"{KEYS.blob('')}*")) == [arrays[0].encode()]
+    assert not list(broker.scan_iter(f"{KEYS.kept_blob('')}*"))
 
 
 def test_an_array_of_a_reply_is_stored_on_a_server_that_is_full(broker: redis.Redis) -> None:

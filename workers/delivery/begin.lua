@@ -1,7 +1,8 @@
 -- begin: decide for each job of a batch whether it may start now, and count the start.
 --
 -- KEYS  the queue's journal, then its streams
--- ARGV  group, consumer, max attempts, prefixes of the result, fence, cancelled and blob keys, then per job:
+-- ARGV  group, consumer, max attempts, prefixes of the result, fence, cancelled, blob
+--       and kept blob keys, then per job:
 --       number of its stream (from 2, as in KEYS), entry id, job id, packed keys of the marks that cancel it
 --       beside its own ('' for none), its field `blobs` ('' for none)
 -- out   per job {verdict, starts before this one}
@@ -18,7 +19,7 @@
 --
 -- First write: XCLAIM or XACK; a full server allows both, and then allows the HSET.
 local group, consumer, max_attempts = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local result, fence, cancelled, blob = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local result, fence, cancelled, blob, kept = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local journal = KEYS[1]
 local out, seen, running, alone = {}, {}, 0, false
 
@@ -36,7 +37,7 @@ local function drop(stream, id, blobs, living)
   redis.call('XDEL', stream, id)
   if blobs ~= '' and blobs == living then return 'again' end
   for name in string.gmatch(string.match(blobs, '^%d+ redis ([%x ]+)$') or '', '%x+') do
-    if redis.call('EXISTS', blob .. name .. ':kept') == 0 then redis.call('DEL', blob .. name) end
+    if redis.call('EXISTS', kept .. name) == 0 then redis.call('DEL', blob .. name) end
   end
   return 'duplicate'
 end
@@ -84,7 +85,7 @@ local function verdict_of(stream, id, job, marks, blobs)
   return 'run', starts
 end
 
-for i = 8, #ARGV, 5 do
+for i = 9, #ARGV, 5 do
   local stream = KEYS[tonumber(ARGV[i])]
   local verdict, starts = verdict_of(stream, ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
   out[#out + 1] = {verdict, starts}

@@ -3,21 +3,21 @@
 -- KEYS  the queue's journal, its dead letters, the entry's stream
 -- ARGV  group, consumer, entry id, job id ('' when it has none that can be read), prefixes of the result,
 --       fence and cancelled keys, life of a result in seconds, 1 where results lie on another server (else 0),
---       packed failure ('' for none), channel that is told the id ('' for none), prefix of the blob keys, life
---       of a large array in seconds, then field, value, ... of the letter (code, reason, attempts, worker,
+--       packed failure ('' for none), channel that is told the id ('' for none), prefixes of the blob and
+--       kept blob keys, life of a large array in seconds, then field, value, ... of the letter (code, reason, attempts, worker,
 --       buried_unix_s)
 -- out   1, or 0 when the entry is no longer ours
 --
 -- First write: XCLAIM; a full server allows it, and then allows the XADD.
 local group, consumer, id, job = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local result, fence, cancelled, ttl_s, apart = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9] == '1'
-local payload, channel, blob, blob_ttl_s = ARGV[10], ARGV[11], ARGV[12], ARGV[13]
+local payload, channel, blob, kept, blob_ttl_s = ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14]
 local journal, dead, stream = KEYS[1], KEYS[2], KEYS[3]
 
 if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 0 then return 0 end
 redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
 local letter = {}
-for i = 14, #ARGV do letter[#letter + 1] = ARGV[i] end
+for i = 15, #ARGV do letter[#letter + 1] = ARGV[i] end
 letter[#letter + 1] = 'stream'
 letter[#letter + 1] = stream
 letter[#letter + 1] = 'entry'
@@ -31,7 +31,7 @@ if entry then
     local large = entry[2][i] == 'blobs' and string.match(entry[2][i + 1], '^%d+ [a-z]+ ([%x ]+)$') or ''
     for name in string.gmatch(large, '%x+') do
       redis.call('EXPIRE', blob .. name, blob_ttl_s)
-      redis.call('SET', blob .. name .. ':kept', 1, 'EX', blob_ttl_s)
+      redis.call('SET', kept .. name, 1, 'EX', blob_ttl_s)
     end
   end
 end

@@ -2,7 +2,7 @@
 --
 -- KEYS  the queue's journal, then its streams
 -- ARGV  group, consumer, life of a result in seconds, 1 where results lie on another server (else 0), prefixes
---       of the result, fence, cancelled and blob keys, then per job: number of its stream (from 2, as in KEYS),
+--       of the result, fence, cancelled, blob and kept blob keys, then per job: number of its stream (from 2, as in KEYS),
 --       entry id, job id, packed result ('' when it is stored already), channel that is told the id ('' for
 --       none), its field `blobs` ('' for none)
 -- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: no result is stored)
@@ -14,7 +14,7 @@
 -- reason, such as a right that the user lacks, ends the script before the job is acknowledged: it keeps its
 -- answer.
 local group, consumer, ttl_s, apart = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
-local result, fence, cancelled, blob = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local result, fence, cancelled, blob, kept = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local journal = KEYS[1]
 local out, told = {}, {}
 
@@ -46,12 +46,12 @@ local function complete(stream, id, job, payload, blobs)
   redis.call('HDEL', journal, job)
   for name in string.gmatch(string.match(blobs, '^%d+ redis ([%x ]+)$') or '', '%x+') do
     -- What a dead letter needs was sent twice.
-    if redis.call('EXISTS', blob .. name .. ':kept') == 0 then redis.call('DEL', blob .. name) end
+    if redis.call('EXISTS', kept .. name) == 0 then redis.call('DEL', blob .. name) end
   end
   return done
 end
 
-for i = 9, #ARGV, 6 do
+for i = 10, #ARGV, 6 do
   local job, channel = ARGV[i + 2], ARGV[i + 4]
   local done = complete(KEYS[tonumber(ARGV[i])], ARGV[i + 1], job, ARGV[i + 3], ARGV[i + 5])
   out[#out + 1] = done

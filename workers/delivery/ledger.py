@@ -224,7 +224,7 @@ class Ledger:
         """
         args: list[Any] = [GROUP, self.consumer, self.max_attempts]
         args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
-        args.append(self.keys.blob(""))
+        args += [self.keys.blob(""), self.keys.kept_blob("")]
         numbers = self._numbers(queue)
         for entry, job_id, stamps in jobs:
             marks = [self.keys.cancelled_stamp(header, stamp) for header, stamp in stamps]
@@ -246,7 +246,7 @@ class Ledger:
         """End jobs and store their results."""
         args: list[Any] = [GROUP, self.consumer, self.result_ttl_s, int(self.apart)]
         args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
-        args.append(self.keys.blob(""))
+        args += [self.keys.blob(""), self.keys.kept_blob("")]
         numbers = self._numbers(queue)
         for end in ends:
             payload = end.payload if end.payload is not None else b""
@@ -275,7 +275,7 @@ class Ledger:
         args += [self.keys.result(""), self.keys.fence(""), self.keys.cancelled("")]
         args += [self.result_ttl_s, int(self.apart), payload or b""]
         args.append(self.keys.replies(reply_to) if reply_to else "")
-        args += [self.keys.blob(""), self.blob_ttl_s]
+        args += [self.keys.blob(""), self.keys.kept_blob(""), self.blob_ttl_s]
         for name, value in dataclasses.asdict(letter).items():
             args += [name, value]
         args += ["job", job_id or "", "buried_unix_s", f"{time.time():.3f}"]
