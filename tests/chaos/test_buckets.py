@@ -171,7 +171,8 @@ def test_a_bucket_that_is_closed_to_us_is_told_at_once_and_never_made(
     environ = {**environ, **wrong}
 
     said = ask(buckets, environ, "refused")["error"]
-    line = refusal(CELERY, server=broker, config=config, environ=environ)
+    # It imports s3fs first.
+    line = refusal(CELERY, server=broker, config=config, environ=environ, within_s=15)
 
     kind = "FileNotFoundError" if "FLEET_BLOB_URL" in wrong else "PermissionError"
     assert said == f"The folder or bucket of large arrays (FLEET_BLOB_URL) failed: {kind}."

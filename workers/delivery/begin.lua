@@ -1,10 +1,9 @@
 -- begin: decide for each job of a batch whether it may start now, and count the start.
 --
 -- KEYS  the queue's journal, then its streams
--- ARGV  group, consumer, max attempts, prefixes of the result, fence, cancelled, blob
---       and kept blob keys, then per job:
---       number of its stream (from 2, as in KEYS), entry id, job id, packed keys of the marks that cancel it
---       beside its own ('' for none), its field `blobs` ('' for none)
+-- ARGV  group, consumer, max attempts, prefixes of the result, fence, cancelled, blob and kept
+--       blob keys, then per job: number of its stream (from 2, as in KEYS), entry id, job id, packed keys of the
+--       marks that cancel it beside its own ('' for none), its field `blobs` ('' for none)
 -- out   per job {verdict, starts before this one}
 --       run        start it now, with the others
 --       alone      start it now and nothing beside it: an earlier start has no outcome

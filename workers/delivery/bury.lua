@@ -4,8 +4,8 @@
 -- ARGV  group, consumer, entry id, job id ('' when it has none that can be read), prefixes of the result,
 --       fence and cancelled keys, life of a result in seconds, 1 where results lie on another server (else 0),
 --       packed failure ('' for none), channel that is told the id ('' for none), prefixes of the blob and
---       kept blob keys, life of a large array in seconds, then field, value, ... of the letter (code, reason, attempts, worker,
---       buried_unix_s)
+--       kept blob keys, life of a large array in seconds, then field, value, ... of the letter (code, reason,
+--       attempts, worker, buried_unix_s)
 -- out   1, or 0 when the entry is no longer ours
 --
 -- First write: XCLAIM; a full server allows it, and then allows the XADD.

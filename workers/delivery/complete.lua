@@ -2,9 +2,9 @@
 --
 -- KEYS  the queue's journal, then its streams
 -- ARGV  group, consumer, life of a result in seconds, 1 where results lie on another server (else 0), prefixes
---       of the result, fence, cancelled, blob and kept blob keys, then per job: number of its stream (from 2, as in KEYS),
---       entry id, job id, packed result ('' when it is stored already), channel that is told the id ('' for
---       none), its field `blobs` ('' for none)
+--       of the result, fence, cancelled, blob and kept blob keys, then per job: number of its stream (from 2, as
+--       in KEYS), entry id, job id, packed result ('' when it is stored already), channel that is told the id
+--       ('' for none), its field `blobs` ('' for none)
 -- out   per job: stored | kept (a terminal result was there before) | lost (no longer ours: no result is stored)
 --
 -- Where the result lies on another server, a fence stands for it here as long as it lives there, so that a
