@@ -55,11 +55,14 @@ class Store:
             raise ConfigError(f"{_NAMES} cannot be used: {said}") from None
         self._root = str(root).rstrip("/")
         protocols = [files.protocol] if isinstance(files.protocol, str) else files.protocol
-        self._is_folder = "file" in protocols
+        if "file" in protocols:
+            # Once: where its mount is away later, an empty folder in its place would lack files.
+            # And no bucket: a name that is misspelt would become one.
+            with contextlib.suppress(OSError):
+                files.makedirs(self._root, exist_ok=True)
 
     def check(self) -> None:
         """Raise ConfigError when files cannot be written, read and deleted."""
-        self._make_folder()
         if error := self._trial():
             raise ConfigError(
                 f"{_NAMES} cannot be used: a file could not be written, read and deleted there "
@@ -69,7 +72,6 @@ class Store:
 
     def write(self, blobs: Mapping[str, bytes | memoryview]) -> None:
         """Write the files; raises OperationalError when that fails."""
-        self._make_folder()
         data = {blob_id: bytes(elements) for blob_id, elements in blobs.items()}
         nbytes = sum(map(len, data.values()))
         answers = self._each("pipe_file", list(data.items()), _limit_s(nbytes))
@@ -118,15 +120,6 @@ class Store:
             first, kind = next(iter(left.items()))
             told = {"blobs": len(left), "first": first, "error": kind}
             logger.warning("blob.not_removed", extra=told)
-
-    def _make_folder(self) -> None:
-        """Make the folder of a file:// URL; that of a mount which is away is no reason to fail yet.
-
-        A bucket is never made: a name that is misspelt would become one.
-        """
-        if self._is_folder:
-            with contextlib.suppress(OSError):
-                self._open()[0].makedirs(self._root, exist_ok=True)
 
     def _trial(self) -> Exception | None:
         """Return why no file can be written, read and deleted at the moment; None if one can."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
 from producer.client import Client
 from producer.contract.errors import ArrayMissing, JobTimeout
@@ -88,6 +89,22 @@ def test_an_id_names_no_file_but_its_own(tmp_path: Path) -> None:
 
     assert read == {"a" * 32: b"elements", "c" * 32: None}
     assert [file.name for file in (tmp_path / "arrays").iterdir()] == ["b" * 32]
+
+
+def test_files_of_a_folder_that_is_away_are_not_taken_for_gone(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    folder = tmp_path / "arrays"
+    store = Store(folder.as_uri())
+    store.write({"a" * 32: b"elements"})
+    aside = folder.rename(tmp_path / "aside")
+
+    with pytest.raises(OperationalError, match="FLEET_BLOB_URL"):
+        store.read(["a" * 32])
+    with pytest.raises(OperationalError, match="FLEET_BLOB_URL"):
+        store.write({"b" * 32: b"others"})
+
+    aside.rename(folder)
+    assert store.read(["a" * 32, "b" * 32]) == {"a" * 32: b"elements", "b" * 32: None}
 
 
 def test_a_folder_that_fails_for_a_while_costs_no_reply(
