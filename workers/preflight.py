@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kombu.exceptions import OperationalError
+
 from producer.contract.errors import ConfigError
 from producer.contract.names import Keys
 from producer.contract.reach import reach
@@ -31,7 +33,7 @@ def check(settings: WorkerSettings, where: Settings | None = None) -> list[str]:
     where = where or Settings.from_env()
     load_models(settings.config_dir, settings.models or None)
     if where.blob_url:
-        Store(where.blob_url).check()
+        _check_store(where.blob_url)
     warnings = list(_check_server(where.broker_url, variable="FLEET_BROKER_URL"))
     if where.result_url != where.broker_url:
         warnings += _check_server(where.result_url, variable="FLEET_RESULT_URL")
@@ -55,6 +57,13 @@ def check_name(app: Any, node: str) -> None:
                 f"a worker called {node} runs already. Give this one a name of its own: "
                 "fleet worker -n another@%h"
             )
+
+
+def _check_store(url: str) -> None:
+    try:
+        Store(url).check()
+    except OperationalError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _check_server(url: str, *, variable: str) -> Iterator[str]:

@@ -53,6 +53,9 @@ class Store:
             # Where a URL holds a password, what is said of the URL may as well.
             said = type(error).__name__ if "@" in url else error
             raise ConfigError(f"{_NAMES} cannot be used: {said}") from None
+        except Exception as error:
+            # Some connect at once.
+            raise _unreachable(error) from error
         self._root = str(root).rstrip("/")
         protocols = [files.protocol] if isinstance(files.protocol, str) else files.protocol
         if "file" in protocols:

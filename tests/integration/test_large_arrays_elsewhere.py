@@ -12,7 +12,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from producer.client import Client
-from producer.contract.errors import ArrayMissing, JobTimeout
+from producer.contract.errors import ArrayMissing, ConfigError, JobTimeout
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
 from producer.contract.store import Store
@@ -20,6 +20,7 @@ from tests.support.app import fleet_app
 from tests.support.servers import TestServer, running_server
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, config_folder, running_worker
+from workers.preflight import _check_store
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
@@ -105,6 +106,17 @@ def test_files_of_a_folder_that_is_away_are_not_taken_for_gone(tmp_path: Path) -
 
     aside.rename(folder)
     assert store.read(["a" * 32, "b" * 32]) == {"a" * 32: b"elements", "b" * 32: None}
+
+
+def test_a_server_of_files_that_is_away_says_no_password() -> None:
+    pytest.importorskip("fsspec")
+
+    with pytest.raises(OperationalError, match="ConnectionRefusedError") as refusal:
+        Store("ftp://ana:secret@127.0.0.1:1/arrays")
+
+    assert "secret" not in str(refusal.value)
+    with pytest.raises(ConfigError, match="FLEET_BLOB_URL"):
+        _check_store("ftp://ana:secret@127.0.0.1:1/arrays")
 
 
 def test_a_folder_that_fails_for_a_while_costs_no_reply(
