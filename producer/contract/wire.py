@@ -24,6 +24,7 @@ import numpy as np
 from kombu.serialization import registry
 
 from producer.contract.errors import BadMessage, BadRequest
+from producer.contract.sendable import refuse_unreadable
 
 #: Name of the serializer in kombu, and what messages say they hold.
 SERIALIZER: Final = "fleet"
@@ -136,12 +137,13 @@ class Spill:
 
 
 def dumps(obj: object, spill: Spill | None = None) -> bytes:
-    """Pack ``obj``; raises BadRequest for what has no place on the wire.
+    """Pack ``obj``; raises BadRequest for what has no place on the wire, or could not be read.
 
     With ``spill`` its large arrays go there.
     """
     pack = _pack if spill is None else functools.partial(_pack, spill=spill)
     try:
+        refuse_unreadable(obj)
         packed: bytes = msgpack.packb(obj, default=pack, use_bin_type=True, strict_types=True)
     except BadRequest:
         raise
@@ -292,6 +294,8 @@ def _pack_array(array: np.ndarray[Any, Any], spill: Spill | None) -> msgpack.Ext
         )
     if array.ndim > MAX_RANK:
         raise BadRequest(f"The array has {array.ndim} axes. At most {MAX_RANK} can be sent.")
+    if max(array.shape, default=0) > MAX_EXTENT:
+        raise BadRequest(f"An axis of the array is longer than {MAX_EXTENT:,}. Send it in parts.")
     header = _HEADERS[array.ndim].pack(name, array.ndim, *array.shape)
     # A copy: its owner may change the array before it is sent.
     elements = array.astype(dtype, copy=False).tobytes()
