@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -189,10 +189,14 @@ class Results:
 class Inbox:
     """Settles jobs. The thread starts with the first of them."""
 
-    def __init__(self, app: FleetApp, inbox_id: str) -> None:
+    def __init__(
+        self, app: FleetApp, inbox_id: str, *, at_end: Callable[[], object] = lambda: None
+    ) -> None:
+        """``at_end`` is called when the thread ends."""
         #: Names the channel on which workers tell of replies.
         self.id = inbox_id
         self.results = Results(app)
+        self._at_end = at_end
         self._channel = Keys(prefix=app.settings.prefix).replies(inbox_id).encode()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -266,6 +270,7 @@ class Inbox:
         finally:
             subscription.close()
             self.results.close()
+            self._at_end()
             # Of Clients that were closed while a thread of theirs was sending.
             self._abandon(self._waiting())
 

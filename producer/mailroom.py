@@ -27,8 +27,10 @@ class Mailroom:
         app = make_app(settings)
         infer = register(app)
         self.publisher = infer.publisher
-        self.inbox = Inbox(app, uuid.uuid4().hex)
-        self.sending = Sending(infer, self.inbox.id)
+        inbox_id = uuid.uuid4().hex
+        self.sending = Sending(infer, inbox_id)
+        # Closed by the inbox's thread, which there is when anything was sent.
+        self.inbox = Inbox(app, inbox_id, at_end=self.sending.close)
         self.outbox = Outbox(self.sending, self.inbox, self.publisher)
         weakref.finalize(self, _let_go, os.getpid(), self.inbox, self.outbox, self.publisher)
 

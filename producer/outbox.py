@@ -6,6 +6,7 @@ however many there are, and the loop's own threads stay free for others.
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import logging
 import queue
@@ -31,6 +32,8 @@ class Outgoing:
     job: Job
     model: str
     inputs: Mapping[str, Any]
+    #: Of the coroutine: what watches it there is to see the job as its.
+    context: contextvars.Context = dataclasses.field(default_factory=contextvars.copy_context)
     #: Set by who waits; once it is off it stays off.
     wanted: bool = True
     #: Set by the thread: the job may be in Redis.
@@ -122,7 +125,8 @@ class Outbox:
         """Pack a job; None when it is at fault, which is its outcome."""
         try:
             self._sending.check(outgoing.model, outgoing.inputs)
-            return self._sending.pack(outgoing.job, outgoing.model, outgoing.inputs)
+            pack = self._sending.pack
+            return outgoing.context.run(pack, outgoing.job, outgoing.model, outgoing.inputs)
         except OperationalError:
             raise
         except BaseException as error:  # noqa: BLE001  it is told to whoever awaits the job

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextvars
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from producer.contract.call import parse_call
+from producer.contract.errors import FleetError
 from producer.contract.names import Priority, shadow_of
 from producer.envelope import Submission
 from producer.job import Job
+from producer.stand_in import stand_in
 from producer.tasks import Infer, priority_and_number
+from producer.watched import CelerysWay, is_watched
 
 #: One round trip takes this many jobs, or this many bytes.
 _SEND_AT_ONCE: Final = 128
@@ -22,9 +27,14 @@ class Packed(NamedTuple):
 
     job: Job
     commands: list[Sequence[Any]]
+    #: In place of commands, where somebody watches: sends it in the context of who packed it.
+    hand_on: Callable[[], object] | None = None
 
     @property
     def size_bytes(self) -> int:
+        if self.hand_on is not None:
+            # Not packed yet, and sent alone anyway: others would be held in memory for nothing.
+            return _SEND_AT_ONCE_BYTES
         return sum(
             len(part)
             for command in self.commands
@@ -52,6 +62,7 @@ class Sending:
 
     def __init__(self, infer: Infer, reply_to: str) -> None:
         self._infer, self._reply_to = infer, reply_to
+        self._celerys_way = CelerysWay(infer)
 
     def check(self, model: str, inputs: Mapping[str, Any]) -> None:
         """Raise what speaks against a job before it is packed; may ask Redis which models are."""
@@ -68,28 +79,46 @@ class Sending:
         expires_s: float | None = None,
     ) -> Packed:
         named, number = priority_and_number(priority)
-        commands = self._infer.commands(
-            Submission(
-                id=job.id,
-                args=(model, inputs),
-                kwargs={},
-                call=parse_call((model, inputs), {}),
-                priority=named,
-                priority_number=number,
-                expires_s=expires_s,
-                shadow=shadow_of(model),
-                headers={"fleet_reply_to": self._reply_to},
-            )
+        submission = Submission(
+            id=job.id,
+            args=(model, inputs),
+            kwargs={},
+            call=parse_call((model, inputs), {}),
+            priority=named,
+            priority_number=number,
+            expires_s=expires_s,
+            shadow=shadow_of(model),
+            headers={"fleet_reply_to": self._reply_to},
         )
-        return Packed(job, commands)
+        if is_watched() and stand_in() is None:
+            run = contextvars.copy_context().run
+            return Packed(job, [], functools.partial(run, self._celerys_way.send, submission))
+        return Packed(job, self._infer.commands(submission))
 
     def send(self, part: Sequence[Packed]) -> list[Any]:
-        """Send ``part`` in one round trip; where a job was refused stands the error.
+        """Send ``part``, in one round trip where nobody watches; an error stands for a job refused.
 
         Raises when nothing was accepted, or nobody knows what was.
         """
         self._infer.publisher.admit()
         commands = [command for packed in part for command in packed.commands]
-        replies = iter(self._infer.publisher.replies(commands))
-        # The last one sends the job; it is refused where one before it was.
-        return [list(islice(replies, len(packed.commands)))[-1] for packed in part]
+        replies = iter(self._infer.publisher.replies(commands) if commands else ())
+        return [
+            # The last one sends the job; it is refused where one before it was.
+            list(islice(replies, len(packed.commands)))[-1]
+            if packed.hand_on is None
+            else _handed_on(packed.hand_on)
+            for packed in part
+        ]
+
+    def close(self) -> None:
+        """Close the connections that Celery's way took."""
+        self._celerys_way.close()
+
+
+def _handed_on(hand_on: Callable[[], object]) -> object:
+    """Send a job as Celery does; returns the error when the job is at fault."""
+    try:
+        return hand_on()
+    except FleetError as error:
+        return error

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, NoReturn, cast
 
-from celery import Celery, Task, signals
+from celery import Celery, Task
 from celery._state import get_current_worker_task
 from celery.canvas import Signature
 from celery.result import AsyncResult
-from kombu import Producer, Queue
+from kombu import Queue
 from kombu.exceptions import EncodeError
 
 from producer.contract import wire
@@ -30,11 +30,11 @@ from producer.contract.names import (
 )
 from producer.contract.results import APP_BACKEND, JobResult, ReadingBackend
 from producer.contract.settings import Settings
-from producer.contract.watching import is_wrapped
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_commands
 from producer.publisher import Publisher
 from producer.stand_in import stand_in
 from producer.transport import check_size
+from producer.watched import is_watched
 
 #: The options a job may have on the short way to the broker. Whatever else Celery's
 #: ``apply_async`` knows goes through Celery and kombu.
@@ -115,7 +115,7 @@ class Infer(Task):
         job = self._job(args, kwargs, options, shadow=shadow)
         self.publisher.admit()
         short = self._is_short(job.call, options)
-        return self._send(job) if short else self._hand_on(job, options)
+        return self._send(job) if short else self.hand_on(job, options)
 
     def _job(
         self,
@@ -152,7 +152,7 @@ class Infer(Task):
         result.ignored = job.ignore_result
         return result
 
-    def _hand_on(self, job: Submission, options: dict[str, Any]) -> AsyncResult:
+    def hand_on(self, job: Submission, options: dict[str, Any]) -> AsyncResult:
         """Send ``job`` through Celery and kombu, which know every option."""
         if self._get_app().conf.task_protocol != 2:
             raise ConfigError(_OLD_PROTOCOL)
@@ -247,10 +247,7 @@ class Infer(Task):
             and options.get("queue") in (None, queue_of(str(call.model)))
             and options.get("serializer") in (None, wire.SERIALIZER)
             and not app.conf.task_send_sent_event
-            and not signals.before_task_publish.receivers
-            and not signals.after_task_publish.receivers
-            and not signals.task_sent.receivers
-            and not _is_watched()
+            and not is_watched()
             # A parent and a root, and a trail in the parent's result, are Celery's business.
             and get_current_worker_task() is None
         )
@@ -310,15 +307,6 @@ def _way_of(call: Call, queue: object) -> dict[str, Any]:
         name = queue_of(str(call.model))
     anonymous = {"exchange": "", "exchange_type": "direct", "routing_key": ""}
     return {"queue": Queue(name), **anonymous}
-
-
-def _is_watched() -> bool:
-    """Return whether somebody's code is around what Celery sends with, as Sentry's is."""
-    return (
-        is_wrapped(Task.apply_async, "celery.app.task")
-        or is_wrapped(Celery.send_task, "celery.app.base")
-        or is_wrapped(Producer.publish, "kombu.messaging")
-    )
 
 
 def _run(self: Infer, *args: Any, **kwargs: Any) -> Any:

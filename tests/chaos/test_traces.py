@@ -32,9 +32,12 @@ BEGIN: Final = {
         "page = trace.get_tracer('page').start_as_current_span('page')"
     ),
 }
-#: One page of the app: a job alone, a chain across both workers, and a job in JSON by its name.
+#: One page of the app: a job alone, a chain across both workers, a job in JSON by its name, and
+#: three of a Client's, of which one is awaited.
 PAGE: Final = """
+import asyncio
 from celery import Celery, chain
+from producer.client import Client
 from tests.support import app as own
 infer, total = own.app.tasks["fleet.infer"], own.app.tasks["own.total"]
 inputs = {"x": [[0, 1, 0]]}
@@ -45,6 +48,10 @@ with page:
     stock = Celery(broker=own.app.conf.broker_url, backend=own.app.conf.result_backend)
     job = stock.send_task("fleet.infer", args=["scripted", inputs], queue="fleet.scripted")
     job.get(timeout=20)
+    with Client(infer.fleet.settings) as client:
+        client.submit("scripted", inputs).reply(20)
+        client.submit_many("scripted", [inputs])[0].reply(20)
+        asyncio.run(client.infer("scripted", inputs, timeout_s=20))
 """
 
 
@@ -90,7 +97,7 @@ def test_a_page_its_jobs_and_what_follows_them_are_one_trace(
             check=True,
         )
         wait_until(
-            lambda: runs(lines).total() >= (5 if watched else 2), what="the spans of each run"
+            lambda: runs(lines).total() >= (8 if watched else 2), what="the spans of each run"
         )
         worker.stop()
 
@@ -98,7 +105,7 @@ def test_a_page_its_jobs_and_what_follows_them_are_one_trace(
     assert len({trace for trace, *_ in seen}) == 1
     assert {who for _, who, *_ in seen} == ({"app", "own", "fleet"} if watched else {"app", "own"})
     ran = {("own", "own.row"): 1, ("own", "own.total"): 1}
-    assert runs(lines) == ran | ({("fleet", "fleet.infer"): 3} if watched else {})
+    assert runs(lines) == ran | ({("fleet", "fleet.infer"): 6} if watched else {})
 
 
 def runs(lines: Path) -> collections.Counter[tuple[str, str]]:

@@ -223,7 +223,8 @@ def test_a_wait_that_ended_leaves_nothing(infer: Infer, app: FleetApp, client: A
     gc.collect()
     assert results_alive() <= results
     assert client.pubsub_channels() == []
-    assert len(client.client_list()) == connections
+    # Those of tests before may go meanwhile.
+    assert len(client.client_list()) <= connections
 
 
 def test_a_dropped_result_costs_no_word_to_redis(infer: Infer, client: Any) -> None:
