@@ -118,9 +118,8 @@ class Client:
             if outgoing.job.done:
                 raise
             raise JobTimeout(
-                f"{model} gave no reply within {patience}; the job is cancelled. It waits, runs, "
-                "or is lost with a Redis that was emptied: `fleet queue` says what waits. Give it "
-                "longer: timeout_s=math.inf waits for ever."
+                f"{model} gave no reply within {patience}; the job is cancelled. "
+                f"{outgoing.job.why_it_waits} Give it longer: timeout_s=math.inf waits for ever."
             ) from None
         finally:
             if not outgoing.job.done:

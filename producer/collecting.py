@@ -37,6 +37,8 @@ class Strangers:
         self._fences_at = time.monotonic() + FENCE_AFTER_S
         #: How long to wait before the next look.
         self.look_s = _LOOK_FIRST_S
+        #: Why one that is there cannot be read at the moment.
+        self.trouble: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self._originals)
@@ -48,8 +50,12 @@ class Strangers:
         """Read the results that are there; return their jobs, which are no strangers any more."""
         found: list[Job] = []
         read: list[Found] = []
+        self.trouble = None
         try:
             for each in self._results.read(list(self._originals), overdue=self._overdue()):
+                if each.held_up:
+                    self.trouble = each.held_up
+                    continue
                 found.append(self._settled(each.job_id, each.meta))
                 if each.stored and isinstance(self._originals[each.job_id], str):
                     read.append(each)
@@ -109,10 +115,15 @@ def as_completed(
                 patience.renew()
             elif late:
                 missing = waiting + len(strangers)
+                held_up = [job.trouble for job in told if not job.done] + [strangers.trouble]
+                trouble = next(filter(None, held_up), None)
+                why = (
+                    "They wait, run, or are lost with a Redis that was emptied: `fleet queue` says "
+                    "what waits."
+                )
                 raise JobTimeout(
-                    f"{missing} jobs have no reply after {patience}. They wait, run, or are lost "
-                    "with a Redis that was emptied: `fleet queue` says what waits. Ask again, or "
-                    "give them longer: timeout_s=math.inf waits for ever."
+                    f"{missing} jobs have no reply after {patience}. {trouble or why} Ask again, "
+                    "or give them longer: timeout_s=math.inf waits for ever."
                 )
     finally:
         for job in told:

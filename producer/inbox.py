@@ -63,14 +63,15 @@ class Awaited(Protocol):
     @property
     def sender(self) -> object: ...
 
+    def hold_up(self, trouble: BaseException) -> None:
+        """Note that the result is there, and why it cannot be read at the moment."""
+
     @property
     def awaited_since_s(self) -> float:
         """When it was made, in monotonic time."""
-        ...
 
     def settle(self, meta: dict[str, Any] | BaseException) -> None:
         """Take the decoded result, or why there is none."""
-        ...
 
 
 class Found(NamedTuple):
@@ -83,6 +84,8 @@ class Found(NamedTuple):
     stored: bool
     #: Its large arrays.
     named: tuple[Named, ...] = ()
+    #: Why it cannot be read at the moment; it is to be read again.
+    held_up: Exception | None = None
 
 
 class Results:
@@ -108,7 +111,9 @@ class Results:
             fenced = {job_id for job_id, fence in zip(late, fences, strict=True) if fence}
             for job_id, payload in zip(chunk, payloads, strict=True):
                 meta = self._decoded(payload) if payload is not None else None
-                if meta is not None:
+                if isinstance(meta, OperationalError):
+                    yield Found(job_id, {}, stored=False, held_up=meta)
+                elif meta is not None:
                     yield Found(job_id, meta, stored=True, named=named_in(payload))
                 elif payload is None and job_id in fenced:
                     yield Found(job_id, answered_before(job_id), stored=False)
@@ -137,7 +142,8 @@ class Results:
         except OperationalError as error:
             # Their folder or bucket failed: the result stays, and the next look tries again.
             logger.warning("results.unreadable", extra={"error": str(error)})
-            return None
+            trouble: Exception = error
+            return trouble
         except Exception as error:  # noqa: BLE001  one bad result must not hide the others
             return BadMessage(f"The result cannot be read: {error}")
 
@@ -315,6 +321,10 @@ class Inbox:
         read: list[Found] = []
         try:
             for found in self.results.read(mine, overdue=overdue):
+                if found.held_up:
+                    if job := self._awaited.get(found.job_id):
+                        job.hold_up(found.held_up)
+                    continue
                 settled += 1
                 if found.stored:
                     read.append(found)

@@ -37,6 +37,8 @@ class Job:
         #: When it was made, in monotonic time.
         self.awaited_since_s = time.monotonic()
         self.sender = sender
+        #: Why its reply, which is there, cannot be read at the moment.
+        self.trouble: BaseException | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._outcome: Outcome | None = None
@@ -105,6 +107,19 @@ class Job:
         with self._lock, contextlib.suppress(ValueError):
             self._on_done.remove(call)
 
+    @property
+    def why_it_waits(self) -> str:
+        """What is known of why there is no reply, in a sentence."""
+        return str(
+            self.trouble
+            or "It waits, runs, or is lost with a Redis that was emptied: `fleet queue` says what "
+            "waits."
+        )
+
+    def hold_up(self, trouble: BaseException) -> None:
+        """Note why the reply cannot be read yet: whoever waits in vain is told."""
+        self.trouble = trouble
+
     def settle(self, meta: dict[str, Any] | BaseException) -> None:
         """Take the decoded result, or why there is none. The first outcome stays."""
         outcome = outcome_of(meta) if isinstance(meta, dict) else meta
@@ -134,9 +149,8 @@ class Job:
     def _result(self, patience: Patience) -> Reply:
         if self._outcome is None:
             raise JobTimeout(
-                f"Job {self.id} has no reply after {patience}. It waits, runs, or is lost with a "
-                "Redis that was emptied: `fleet queue` says what waits. Ask again, cancel() it, "
-                "or give it longer: timeout_s=math.inf waits for ever."
+                f"Job {self.id} has no reply after {patience}. {self.why_it_waits} Ask again, "
+                "cancel() it, or give it longer: timeout_s=math.inf waits for ever."
             )
         if isinstance(self._outcome, Reply):
             return self._outcome

@@ -10,15 +10,17 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import redis
 from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from kombu.exceptions import OperationalError
 
 from producer.contract.patience import Patience
 from producer.contract.settings import reading_options
+from producer.contract.slow_reads import SlowReads
 from producer.contract.subscription import Subscription
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY_S: Final = 1.0
 #: Results are read this many at a time.
 _READ_AT_ONCE: Final = 256
+
+#: What may be over at the next look: of Redis, and of the folder or bucket of large arrays.
+_TROUBLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError, OperationalError)
 
 
 class Waiter:
@@ -64,12 +69,8 @@ class Waiter:
                     raise _timeout(awaited, patience, trouble)
                 step_s = max(0.0, look_at - time.monotonic())
                 told = subscription.news(min(step_s, patience.left_s))
-                try:
-                    for news in told or ():
-                        awaited.take(news.channel, news.data)
-                except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-                    # Large arrays of a result could not be read: the next look tries again.
-                    trouble = error
+                # Where large arrays could not be read, the next look tries again.
+                trouble = awaited.take_all((n.channel, n.data) for n in told or ()) or trouble
                 if told is None or time.monotonic() >= look_at:
                     trouble = self._look(awaited)
                     _call(on_interval)
@@ -86,19 +87,20 @@ class Waiter:
     def _look(self, awaited: _Awaited) -> Exception | None:
         """Read the keys of what is awaited; return why they could not be read."""
         keys = list(awaited.leaves)
+        trouble: Exception | None = None
         try:
             for start in range(0, len(keys), _READ_AT_ONCE):
                 chunk = keys[start : start + _READ_AT_ONCE]
                 payloads: Any = self._client.mget(chunk)
-                for key, payload in zip(chunk, payloads, strict=True):
-                    if payload is not None:
-                        awaited.take(key, payload)
+                found = zip(chunk, payloads, strict=True)
+                trouble = awaited.take_all(found) or trouble
         except redis.AuthenticationError:
             raise
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            logger.info("results.unreachable", extra={"error": type(error).__name__})
-            return error
-        return None
+        except _TROUBLE as error:
+            trouble = error
+        if trouble is not None:
+            logger.info("results.unreachable", extra={"error": type(trouble).__name__})
+        return trouble
 
     @contextlib.contextmanager
     def _subscription(self) -> Iterator[Subscription]:
@@ -130,17 +132,31 @@ class _Awaited:
         self, backend: Any, result: Any, patience: Patience, on_message: Callable[[Any], Any] | None
     ) -> None:
         self._backend, self._patience, self._on_message = backend, patience, on_message
+        self._reads = SlowReads(backend.decode_result)
         self.leaves: dict[bytes, list[Any]] = {}
         for leaf in leaves_of(result):
             # Not leaf.ready(): that asks Redis.
             if not leaf._cache:
                 self.leaves.setdefault(backend.get_key_for_task(leaf.id), []).append(leaf)
 
-    def take(self, key: bytes, payload: bytes) -> None:
+    def take_all(self, found: Iterable[tuple[bytes, bytes | None]]) -> Exception | None:
+        """Settle what was found; return why something of it could not be read."""
+        trouble: Exception | None = None
+        wait_until_s = time.monotonic() + min(_LOOK_EVERY_S, self._patience.left_s)
+        for key, payload in found:
+            if payload is None or key not in self.leaves:
+                continue
+            try:
+                self._take(key, payload, max(0.0, wait_until_s - time.monotonic()))
+            except redis.AuthenticationError:
+                raise
+            except _TROUBLE as error:
+                trouble = error
+        return trouble
+
+    def _take(self, key: bytes, payload: bytes, wait_s: float) -> None:
         """Settle the results under ``key``, when ``payload`` is final."""
-        if key not in self.leaves:
-            return
-        meta = self._backend.decode_result(payload)
+        meta = self._reads.decoded(key, payload, wait_s)
         if self._on_message is not None:
             self._on_message(meta)
         if meta["status"] not in states.READY_STATES:
@@ -177,11 +193,13 @@ def _timeout(
     missing = len(awaited.leaves)
     what = "The result is" if missing == 1 else f"{missing} results are"
     why = (
-        f"Redis cannot be reached: {str(trouble).rstrip('.')}. "
-        if trouble is not None
-        else "Their jobs wait, run, or are lost with a Redis that was emptied: `fleet queue` says "
-        "what waits. "
+        "Their jobs wait, run, or are lost with a Redis that was emptied: `fleet queue` says what "
+        "waits. "
     )
+    if isinstance(trouble, OperationalError):
+        why = f"{trouble} "
+    elif trouble is not None:
+        why = f"Redis cannot be reached: {str(trouble).rstrip('.')}. "
     return CeleryTimeoutError(
         f"{what} not there after {patience}. {why}"
         "Get again, or give it longer: get(timeout=math.inf) waits for ever."
