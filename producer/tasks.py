@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, NoReturn, cast
@@ -28,9 +27,10 @@ from producer.contract.names import (
     queue_of,
     shadow_of,
 )
-from producer.contract.results import APP_BACKEND, JobResult, ReadingBackend
+from producer.contract.results import JobResult
 from producer.contract.settings import Settings
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_commands
+from producer.host_app import BackendOf, admit, refuse_what_waits_for_ever
 from producer.publisher import Publisher
 from producer.stand_in import stand_in
 from producer.transport import check_size
@@ -44,9 +44,6 @@ _SHORT_OPTIONS: Final = frozenset(
 
 #: The number Celery's tools show for a named priority.
 _NUMBERS: Final = {Priority.HIGH: 0, Priority.NORMAL: 0, Priority.LOW: 9}
-
-#: The result backends of an app, by the scheme of their URL, that read the fleet's results.
-_READING: Final = {"redis": APP_BACKEND, "rediss": APP_BACKEND}
 
 _NOT_ONE_BY_ONE: Final = (
     "map, starmap and chunks run a task in your own workers, where infer does not run. Use "
@@ -113,6 +110,8 @@ class Infer(Task):
         if self._get_app().conf.task_always_eager:
             raise ConfigError(_NOT_HERE)
         job = self._job(args, kwargs, options, shadow=shadow)
+        if self.fleet_app is not None:
+            refuse_what_waits_for_ever(self._get_app(), self.fleet_app, options)
         self.publisher.admit()
         short = self._is_short(job.call, options)
         return self._send(job) if short else self.hand_on(job, options)
@@ -287,8 +286,8 @@ def register(app: Celery, settings: Settings | None = None) -> Infer:
     own = isinstance(app, FleetApp)
     fleet = app if own else make_app(settings)
     if not own:
-        _admit(app)
-    attributes = {"fleet_app": None if own else fleet, "backend": _BackendOf(fleet)}
+        admit(app)
+    attributes = {"fleet_app": None if own else fleet, "backend": BackendOf(fleet)}
     return cast(
         Infer,
         app.task(name=INFER_TASK, base=Infer, bind=True, shared=False, **attributes)(_run),
@@ -311,65 +310,6 @@ def _way_of(call: Call, queue: object) -> dict[str, Any]:
 
 def _run(self: Infer, *args: Any, **kwargs: Any) -> Any:
     return Infer.run(self, *args, **kwargs)
-
-
-class _BackendOf:
-    """The task attribute ``backend``: the fleet's.
-
-    In an app that is not the fleet's own it is the app's, where that reads the fleet's results too:
-    a group can be waited for only if its members have the backend of the group.
-    """
-
-    def __init__(self, fleet: FleetApp) -> None:
-        self._fleet = fleet
-
-    def __get__(self, task: Task | None, owner: type) -> ReadingBackend:
-        if (here := stand_in()) is not None:
-            return here.backend
-        ours = cast(ReadingBackend, self._fleet.backend)
-        own = task._get_app().backend if task is not None else None
-        if own is ours or (isinstance(own, ReadingBackend) and _place(own) == _place(ours)):
-            return own
-        return ours
-
-
-def _place(backend: ReadingBackend) -> list[Any]:
-    """Return what makes two backends look at the same key for the same job."""
-    parameters = backend.connparams
-    host = parameters.get("host")
-    here = "127.0.0.1" if host == "localhost" else host
-    rest = [parameters.get(name) for name in ("port", "path", "db")]
-    return [here, *rest, backend.task_keyprefix]
-
-
-def _admit(app: Celery) -> None:
-    """Let ``app``'s own tasks take what a job hands on, and its backend read what jobs answer."""
-    wire.register()
-
-    def extend(conf: Any) -> None:
-        if wire.SERIALIZER not in conf.accept_content:
-            conf.accept_content = [*conf.accept_content, wire.SERIALIZER]
-        # A copy: the loader's class shares its own. What the app itself overrides stays.
-        app.loader.override_backends = {**_READING, **app.loader.override_backends}
-
-    if app.configured:
-        extend(app.conf)
-        _renew_backend(app)
-    else:
-        app.on_after_configure.connect(lambda source, **_: extend(source), weak=False)
-
-
-def _renew_backend(app: Celery) -> None:
-    """Have the backend of every thread made anew, where it is one that now reads more.
-
-    Any other is left: results may be on their way to it.
-    """
-    named = app.backend_cls or app.conf.result_backend
-    scheme = named.partition("://")[0].partition("+")[0] if isinstance(named, str) else None
-    if scheme in _READING and not isinstance(app._backend, ReadingBackend):
-        # Celery keeps it in one of these two, as the setting `result_backend_thread_safe` says.
-        app._backend_cache = None
-        app._local = threading.local()
 
 
 def priority_and_number(given: str | int | None) -> tuple[Priority, int]:

@@ -19,6 +19,7 @@ from celery.canvas import Signature, maybe_signature
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from kombu.serialization import dumps, loads
+from kombu.utils.encoding import bytes_to_str
 
 from producer.contract import errors, wire
 from producer.contract.blobs import Blobs, Named, Spilled, named_in
@@ -46,6 +47,9 @@ _VERSION_BYTES: Final = frozenset(bytes([version]) for version in wire.READABLE_
 #: What those begin with whose large arrays are elsewhere.
 _WITH_REFERENCES: Final = bytes([wire.VERSION_WITH_REFERENCES])
 
+#: What Celery's names of results begin with, behind a prefix.
+_TASK_NAMES: Final = "celery-task-meta-"
+
 #: kombu's names of the transport that jobs are sent with.
 _OUR_TRANSPORTS: Final = ("fleet", "fleets")
 
@@ -69,6 +73,14 @@ def _without_its_arrays(data: Any) -> Any:
         "exc_module": errors.__name__,
     }
     return {**data, "status": states.FAILURE, "result": told}
+
+
+def alike(setting: str, fleets: str, apps: str) -> str:
+    """Return what to do where an app has another prefix than the fleet."""
+    if not fleets:
+        return f"Take global_keyprefix out of your app's {setting}, or set FLEET_PREFIX={apps}"
+    other = f", or set FLEET_PREFIX={apps}" if apps else ""
+    return f'Set {setting} = {{"global_keyprefix": {fleets!r}}} in your app{other}'
 
 
 def _is_error(data: Any) -> bool:
@@ -184,11 +196,30 @@ class ReadingBackend(celery_redis.RedisBackend):
         **kwargs: Any,
     ) -> Iterator[None]:
         options: dict[str, Any] = {"on_interval": on_interval, "on_message": on_message}
-        if any(map(self.is_ours, leaves_of(result))):
+        if ours := [leaf for leaf in leaves_of(result) if self.is_ours(leaf)]:
+            for leaf in ours:
+                self.refuse_other_prefix(leaf.backend)
             patience = Patience(timeout, _settings_of(self.app).reply_timeout_s)
             return self.waiter.wait(result, patience, **options)
         waited: Iterator[None] = super()._wait_for_pending(result, timeout, **options, **kwargs)
         return waited
+
+    def refuse_other_prefix(self, other: ReadingBackend) -> None:
+        """Raise ConfigError where jobs are stored under another prefix than this app's results:
+        whoever waits here for a group or a chord of them would wait in vain.
+        """
+        here, there = self._before_names, other._before_names
+        if here != there:
+            raise errors.ConfigError(
+                f"Groups and chords of jobs are looked for under your results' prefix, {here!r}, "
+                f"and the results of jobs lie under FLEET_PREFIX, {there!r}.",
+                alike("result_backend_transport_options", there, here),
+            )
+
+    @property
+    def _before_names(self) -> str:
+        prefix: str = bytes_to_str(self.task_keyprefix)
+        return prefix.removesuffix(_TASK_NAMES)
 
     @functools.cached_property
     def blobs(self) -> Blobs:
