@@ -71,9 +71,16 @@ def end(child: subprocess.Popen[bytes], *, within_s: float) -> None:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Raise `Ended` in the block when a signal asks to end. Later ones do not interrupt its end."""
+def ended_by_signals() -> Iterator[Callable[[], None]]:
+    """Raise `Ended` in the block when a signal asks to end. Later ones do not interrupt its end.
+
+    What is yielded says, when it is called, that from then on any signal comes too late.
+    """
     ended = False
+
+    def too_late() -> None:
+        nonlocal ended
+        ended = True
 
     def handle(signum: int, _frame: FrameType | None) -> None:
         nonlocal ended
@@ -82,7 +89,7 @@ def ended_by_signals() -> Iterator[None]:
             raise Ended(signum)
 
     with _handled_by(handle):
-        yield
+        yield too_late
 
 
 @contextlib.contextmanager

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+#: Longer words are folded.
+_LONGEST_WORD: Final = 24
+#: What is between two columns.
+_BETWEEN: Final = 2
 
 
 class Refused(click.ClickException):
@@ -36,17 +42,40 @@ def print_table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None
     from rich.console import Console
 
     # A pipe has no width; a program that wants columns takes --json.
-    Console(width=None if sys.stdout.isatty() else 160).print(table(heads, rows))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table(heads, rows, console.width))
 
 
-def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], width: int) -> Table:
+    """Return a table that cuts no word of up to 24 letters, where ``width`` allows that."""
     from rich import box
     from rich.table import Table
 
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        shown.add_column(head, overflow="fold")
-    for row in rows:
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = list(rows)
+    for head, wide in zip(heads, _widths([heads, *cells], width), strict=True):
+        shown.add_column(head, overflow="fold", width=wide)
+    for row in cells:
         # Texts come from workers and files; rich must not read markup in them.
         shown.add_row(*(cell.replace("[", "\\[") for cell in row))
     return shown
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the width of each column: of its longest cell, or, where that is too much for all, at
+    least of its longest word, or less where that is too much.
+    """
+    columns = list(zip(*rows, strict=True))
+    words = [
+        max((len(word) for cell in column for word in cell.split()), default=1)
+        for column in columns
+    ]
+    room = max(len(columns), width - _BETWEEN * len(columns))
+    longest = _LONGEST_WORD
+    while sum(min(word, longest) for word in words) > room:
+        longest -= 1
+    widths = [max(1, *map(len, column)) for column in columns]
+    while sum(widths) > room:
+        over = [at for at, word in enumerate(words) if widths[at] > min(word, longest)]
+        widths[max(over, key=widths.__getitem__)] -= 1
+    return widths

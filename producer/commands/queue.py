@@ -146,7 +146,8 @@ def _redrawing() -> Iterator[_Show]:
             if isinstance(seen, str):
                 note = f"{_clock()}  {seen}"
             else:
-                drawn = table(_HEADS, map(_row, seen)) if seen else Text(_NOTHING)
+                rows = map(_row, seen)
+                drawn = table(_HEADS, rows, screen.console.width) if seen else Text(_NOTHING)
             screen.update(Group(drawn, Text(note)), refresh=True)
 
         yield show

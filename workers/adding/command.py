@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +47,10 @@ def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: b
         )
     settings = WorkerSettings.load()
     try:
-        with children.ended_by_signals(), _shown(f"trying {path.name}"):
-            folder, found, kept = _add(path, name, hints, settings, replace=replace)
+        with children.ended_by_signals() as too_late, _shown(f"trying {path.name}"):
+            folder, found, kept = _add(
+                path, name, hints, settings, replace=replace, at_last=too_late
+            )
     except children.Ended as ended:
         click.echo("fleet: interrupted; nothing was added.", err=True)
         raise SystemExit(128 + ended.signum) from None
@@ -66,9 +69,18 @@ def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: b
 
 
 def _add(
-    path: Path, name: str, hints: Hints, settings: WorkerSettings, *, replace: bool
+    path: Path,
+    name: str,
+    hints: Hints,
+    settings: WorkerSettings,
+    *,
+    replace: bool,
+    at_last: Callable[[], None],
 ) -> tuple[Path, Found, Path | None]:
-    """Return the new folder, what was found, and where a replaced model is kept."""
+    """Return the new folder, what was found, and where a replaced model is kept.
+
+    ``at_last`` is called before the model is put in place.
+    """
     models = settings.config_dir / "models"
     placing.check_free(models, name, replace=replace)
     graph = read_graph(path)
@@ -81,6 +93,8 @@ def _add(
         (made / MODEL_FILE).write_text(text, encoding="utf-8")
         load_model(made)
         had_one = os.path.lexists(models / name)
+        # Whoever interrupts it from here on is told what was added.
+        at_last()
         folder = placing.put_in_place(made, models, replace=replace)
     return folder, found, placing.before_of(folder) if had_one else None
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from producer.contract.errors import ConfigError
 from workers.adding.graph import Graph
+from workers.models import MODEL_FILE
 
 _SCRATCH: Final = ".adding-"
 
@@ -47,6 +48,12 @@ def copy_model(graph: Graph, folder: Path) -> Path:
     folder.mkdir()
     for file in (graph.path, *graph.external):
         target = folder / os.path.relpath(file, graph.path.parent)
+        if target.relative_to(folder).parts[0] == MODEL_FILE:
+            raise ConfigError(
+                f"{file}: this is the name of the file that says how a model is run, and of a file "
+                "of the model as well. Save the model again under other names: onnx.save(model, "
+                "'model.onnx', save_as_external_data=True, location='weights.bin')."
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     return folder / graph.path.name

@@ -70,9 +70,8 @@ def _check_can_run() -> None:
         raise ConfigError(f"--selftest runs the tests of the clone, and there is no {_TESTS}.")
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ConfigError(
-            f"--selftest needs {', '.join(missing)}.",
-            'pip install -e ".[cli,worker-gpu,tensorrt,embedded]" pytest pytest-timeout '
-            "onnxconverter-common",
+            f"--selftest needs {', '.join(missing)}. Run this in {ROOT}:",
+            'pip install -e ".[cli,worker-gpu,tensorrt,embedded,test]"',
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_without_a_gpu_it_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (2, "")
     (line,) = ran.stderr.splitlines()
     assert line.startswith("fleet: --selftest needs an NVIDIA GPU, and there is none here")
+    assert not report.exists()
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_without_pytest_it_says_the_command_that_installs_it(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    hidden = "import sys; sys.modules['pytest'] = None; from producer.cli import main; main()"
+    command = [sys.executable, "-c", hidden, "doctor", "--selftest", "--report", str(report)]
+
+    ran = subprocess.run(
+        command,
+        check=False,
+        env={**os.environ, **environ_of("silent")},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("fleet: --selftest needs pytest. ")
+    assert line.endswith('pip install -e ".[cli,worker-gpu,tensorrt,embedded,test]"')
     assert not report.exists()
 
 
