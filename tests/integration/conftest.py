@@ -12,9 +12,12 @@ import redis
 
 from producer.client import Client
 from producer.contract.settings import Settings
+from tests.support.ledgers import KEYS, QUEUE
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, config_folder
+from workers.delivery import ledger as delivery
+from workers.delivery.scripts import send
 
 #: Keys that may live for ever: queues, what is known of the fleet, and kombu's own bindings.
 _LASTING = ("fleet:stream:", "fleet:dead:", "fleet:models", "fleet:workers", "_kombu.")
@@ -53,3 +56,12 @@ def config(log: Path) -> Iterator[Path]:
 def log(tmp_path: Path) -> Path:
     """Return the file in which the scripted engine notes every start."""
     return tmp_path / "starts.log"
+
+
+@pytest.fixture
+def broker(client: redis.Redis) -> Iterator[redis.Redis]:
+    """Return the server with the queue of `tests/support/ledgers.py`."""
+    send(client, delivery.ensure_groups(KEYS, [QUEUE]))
+    yield client
+    # Jobs are left unfinished here on purpose.
+    client.flushall()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from celery import states
 
+from producer.client import Client
 from producer.contract.app import FleetApp, make_app
 from producer.contract.blobs import named_in
 from producer.contract.call import Call, parse_call
@@ -66,6 +67,12 @@ def infer(app: FleetApp) -> Iterator[Infer]:
     task = register(app)
     yield task
     task.publisher.close()
+
+
+@pytest.fixture
+def fleet(settings: Settings) -> Iterator[Client]:
+    with Client(settings) as fleet:
+        yield fleet
 
 
 class Worker(threading.Thread):
