@@ -201,8 +201,7 @@ class Inbox:
         """``at_end`` is called when the thread ends."""
         #: Names the channel on which workers tell of replies.
         self.id = inbox_id
-        self.results = Results(app)
-        self._at_end = at_end
+        self.results, self._at_end = Results(app), at_end
         self._channel = Keys(prefix=app.settings.prefix).replies(inbox_id).encode()
         self._lock = threading.Lock()
         self._stopping = threading.Event()

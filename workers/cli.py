@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -210,16 +211,7 @@ def add(
     help="Instead: TensorRT's plans of what is served, for the GPU here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
-def build(
-    *,
-    model: str,
-    precisions: str | None,
-    calibrate: Path | None,
-    metric: str | None,
-    keep_fp32: tuple[str, ...],
-    plans: bool,
-    as_json: bool,
-) -> None:
+def build(*, plans: bool, as_json: bool, **asked: Any) -> None:
     """Make fp16, int8 and fp8 variants of a model, and say how good they are.
 
     MODEL is a folder of configs/models. Each variant is made of the fp32 file, run beside it, and
@@ -246,25 +238,20 @@ def build(
     set wrong, or missing.
     """
     if plans:
-        if precisions or calibrate or metric or keep_fp32:
-            raise click.UsageError("--plans goes with no other option but --json.")
-        from workers.plans.command import build_plans
-
-        build_plans(model, as_json=as_json)
+        _build_plans(**asked, as_json=as_json)
         return
     from workers.build.command import Asked
     from workers.build.command import build as run
 
-    run(
-        Asked(
-            model=model,
-            precisions=precisions,
-            calibrate=calibrate,
-            metric=metric,
-            keep_fp32=keep_fp32,
-        ),
-        as_json=as_json,
-    )
+    run(Asked(**asked), as_json=as_json)
+
+
+def _build_plans(model: str, *, as_json: bool, **of_variants: Any) -> None:
+    if any(of_variants.values()):
+        raise click.UsageError("--plans goes with no other option but --json.")
+    from workers.plans.command import build_plans
+
+    build_plans(model, as_json=as_json)
 
 
 @click.command()
