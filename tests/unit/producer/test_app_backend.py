@@ -265,3 +265,18 @@ def test_jobs_in_a_chain_of_an_app_are_told_from_its_tasks(own: Celery, settings
 
     assert own.backend.is_ours(last)
     assert not own.backend.is_ours(last.parent)
+
+
+def test_the_last_job_of_a_chain_is_read_where_the_app_has_no_backend(
+    settings: Settings, worker: Worker
+) -> None:
+    with Celery(broker=settings.broker_url, set_as_current=False) as own:
+        infer = register(own, settings)
+        last = (own.signature("own.task") | infer.for_model("digits").s()).freeze()
+
+        infer.apply_async(("digits", {"i": 1}), task_id=last.id)
+
+        with pytest.raises(AttributeError, match="DisabledBackend"):
+            last.get(timeout=5)
+        assert infer.AsyncResult(last.id).get(timeout=5) == {"i": 1}
+        infer.publisher.close()
