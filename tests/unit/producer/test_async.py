@@ -53,6 +53,7 @@ def test_a_client_for_each_request_costs_no_thread_and_no_connection(
     settings: Settings, worker: Worker, client: Any
 ) -> None:
     gc.collect()
+    wait_until(lambda: not client.pubsub_channels(), what="the end of the clients before")
     others = threads()
     before = len(client.client_list())
     seen: list[tuple[int, int, int]] = []
