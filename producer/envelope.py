@@ -63,7 +63,8 @@ def publish_commands(
     app: Celery, job: Submission, *, blobs: Blobs, max_body_bytes: int
 ) -> list[Sequence[Any]]:
     """Return the Redis commands that send ``job``, the one that does so last."""
-    spilled = blobs.pack((job.args, job.kwargs, _NO_CALLBACKS))
+    # Lists: of tuples msgpack would ask what they are to be.
+    spilled = blobs.pack([list(job.args), job.kwargs, _NO_CALLBACKS])
     check_size(spilled.nbytes, max_body_bytes)
     headers = _headers(job)
     queue = queue_of(job.call.model or "")

@@ -246,6 +246,8 @@ def named_in(payload: bytes) -> tuple[Named, ...]:
         found = wire.references(payload)
     except BadMessage:
         return ()
+    if not found:
+        return ()
     named = (
         Named(
             nbytes=sum(each.nbytes for each in found if each.where is where),

@@ -241,12 +241,7 @@ class ReadingBackend(celery_redis.RedisBackend):
             data = wire.loads(payload, blobs)
             return _without_its_arrays(data) if None in blobs.values() else data
         if first in _VERSION_BYTES:
-            return loads(
-                payload,
-                content_type=wire.CONTENT_TYPE,
-                content_encoding=wire.CONTENT_ENCODING,
-                accept=[wire.CONTENT_TYPE],
-            )
+            return wire.loads(payload)
         if self.content_encoding == "binary" and first in (b"{", b"[", "{", "["):
             return loads(payload, content_type="application/json", content_encoding="utf-8")
         return super().decode(payload)

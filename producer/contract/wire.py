@@ -272,6 +272,8 @@ def _size_at(packed: bytes | memoryview, at: int) -> int:
 
 def _pack(value: object, *, spill: Spill | None = None) -> object:
     """Pack what msgpack does not know: arrays, and what Celery's own options may hold."""
+    if type(value) is np.ndarray:
+        return _pack_array(value, spill)
     for kind, plain in _DERIVED:
         if isinstance(value, kind):
             return plain(value)
