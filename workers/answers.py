@@ -103,7 +103,8 @@ class Answers:
             result=result,
             state=answer.state,
             traceback=None,
-            request=self._request(answer),
+            # Without them Celery looks for those that are not its own, and nobody reads them here.
+            request=self._request(answer, headers={}),
         )
         meta["task_id"] = answer.job.job_id
         return self._backend.pack(meta)
@@ -151,7 +152,7 @@ class Answers:
             logger.error("tracer.failed", extra={"job_id": job.job_id})
         return not internal
 
-    def _request(self, answer: Answer) -> Context:
+    def _request(self, answer: Answer, **more: Any) -> Context:
         job = answer.job
         return Context(
             {
@@ -162,6 +163,7 @@ class Answers:
                 "reply_to": job.properties.get("reply_to"),
                 "hostname": answer.about.get("worker"),
                 "fleet": dict(answer.about),
+                **more,
             }
         )
 
