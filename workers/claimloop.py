@@ -142,6 +142,7 @@ class ClaimLoop:
         if not self._must_change():
             return
         self._exchange()
+        self._events.flush()
         models = self._orders.serving.models
         if self._loading.is_behind(models):
             self._loading.follow(models)
@@ -160,6 +161,7 @@ class ClaimLoop:
         wishes = self._claiming.wishes()
         if not wishes:
             self._exchange()
+            self._events.flush()
             self._orders.draining.wait(DOORBELL_S)
             return None
         others: Sequence[Entry] = ()
@@ -223,7 +225,7 @@ class ClaimLoop:
         prepared = [job.prepared for job in runs if job.prepared is not None]
         began_s = time.monotonic()
         running = self._engine.submit(run_engine, runner, prepared)
-        self._events.flush()
+        self._events.flush_when_due()
         self._beside(lambda: self._claim_ahead(batch, begun, running))
         self._wait([running], batch, begun)
         outcomes = running.result()
@@ -274,6 +276,7 @@ class ClaimLoop:
         """Wait for the engine or for hooks, and do meanwhile what cannot wait."""
         while concurrent.futures.wait(futures, TICK_S).not_done:
             self._status.tick()
+            self._events.flush_when_due()
             waited_s = time.monotonic() - self._ahead_since_s
             if self._ahead is not None and waited_s > _AHEAD_S:
                 self._beside(lambda: self._give_back_ahead(beside=begun.started))

@@ -1,10 +1,9 @@
-"""Celery's task events of one instance: collected per batch, sent as one multi-event, never in a
-job's way.
-"""
+"""Celery's task events of one instance: collected, sent many at once, never in a job's way."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Final
 
 from celery import Celery
@@ -18,6 +17,10 @@ logger = logging.getLogger(__name__)
 #: Far above the events of one batch, so that only `flush` sends.
 _NEVER_BY_COUNT: Final = 1_000_000
 
+#: While one short batch follows the other events are sent no more often: that costs a round trip,
+#: and no one looks so often. Each of them says when it was.
+_EVERY_S: Final = 0.05
+
 #: Characters of a sender's text that an event carries.
 _LONGEST_TEXT: Final = 1024
 
@@ -28,6 +31,8 @@ class TaskEvents:
     def __init__(self, app: Celery, *, node: str, enabled: bool) -> None:
         self._app, self._node, self._enabled = app, node, enabled
         self._dispatcher: EventDispatcher | None = None
+        #: When they were sent last. Monotonic clock.
+        self._sent_s = 0.0
 
     def received(self, job: Job) -> None:
         headers = job.headers
@@ -61,10 +66,16 @@ class TaskEvents:
     def revoked(self, job: Job, *, expired: bool) -> None:
         self._add("task-revoked", job, terminated=False, signum=None, expired=expired)
 
+    def flush_when_due(self) -> None:
+        """Send what was collected, unless some was sent a moment ago."""
+        if time.monotonic() - self._sent_s >= _EVERY_S:
+            self.flush()
+
     def flush(self) -> None:
         """Send what was collected; an event that cannot be sent is dropped, as Celery's are."""
         if self._dispatcher is None:
             return
+        self._sent_s = time.monotonic()
         try:
             self._dispatcher.flush()
         except Exception as error:  # noqa: BLE001 - events are lossy
