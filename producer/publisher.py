@@ -36,13 +36,15 @@ _IDLE_S: Final = 10.0
 _PIECE_BYTES: Final = 1024 * 1024
 
 Argument = bytes | memoryview | str | int | float
+#: Not `bytes | memoryview`, which would be made anew for every argument of a command.
+_RAW: Final = (bytes, memoryview)
 
 
 def pack_command(arguments: Sequence[Argument]) -> bytes:
     """Return a Redis command as it is sent."""
     parts: list[bytes | memoryview] = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
-        data = argument if isinstance(argument, bytes | memoryview) else str(argument).encode()
+        data = argument if isinstance(argument, _RAW) else str(argument).encode()
         parts += (b"$%d\r\n" % len(data), data, b"\r\n")
     return b"".join(parts)
 
