@@ -32,7 +32,7 @@ class HoldOff:
 
     def renewed(self, *, now_s: float) -> None:
         """A renewal was answered; one that comes a third of that time too late counts as missed."""
-        if now_s - self.renewed_at_s > self.ttl_s * 2 / 3:
+        if self._is_late(now_s):
             self.failed(now_s=now_s)
         self.renewed_at_s = now_s
 
@@ -46,4 +46,11 @@ class HoldOff:
         self.ahead_s = ahead_s
 
     def allows(self, *, now_s: float) -> bool:
-        return now_s >= self.until_s
+        """Whether others' may be taken now; not while a renewal is late that would be told of next.
+
+        Whoever asks may have waited for this server until now, with the renewal to come after it.
+        """
+        return now_s >= self.until_s and not self._is_late(now_s)
+
+    def _is_late(self, now_s: float) -> bool:
+        return now_s - self.renewed_at_s > self.ttl_s * 2 / 3
