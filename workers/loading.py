@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from producer.contract.errors import EngineFailed, FleetError, OutOfMemory
 from workers.engines.choice import choice
@@ -26,6 +26,21 @@ logger = logging.getLogger(__name__)
 def retry_gap_s(failures: int) -> float:
     """Return the seconds between a failed load and the next try: 2, 4, 8 up to 60."""
     return float(min(60, 2**failures))
+
+
+#: Where others wait for the tries of a model that stays broken, they take one part in so many of
+#: the time.
+_TRIES_SHARE: Final = 21
+
+
+def load_gap_s(failures: int, *, took_s: float, others_wait: bool) -> float:
+    """Return the seconds until a model is tried again whose load has failed after ``took_s``.
+
+    ``others_wait``: this process serves other models, which stand still meanwhile. Then the gaps
+    grow until tries are a few percent of the time; else a try costs nobody anything.
+    """
+    least_s = took_s * min(_TRIES_SHARE - 1, 2**failures) if others_wait else 0.0
+    return max(retry_gap_s(failures), least_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +97,13 @@ class Loading:
             return
         self._status.become(State.LOADING, ", ".join(names))
         for name in names:
+            began_s = time.monotonic()
             try:
                 self.runners[name] = self._open(name)
             except FleetError as error:
-                self._failed(name, str(error))
+                self._failed(name, str(error), began_s=began_s)
             except Exception as error:  # noqa: BLE001 - other models go on
-                self._failed(name, f"{type(error).__name__}: {error}")
+                self._failed(name, f"{type(error).__name__}: {error}", began_s=began_s)
             else:
                 self._broken.pop(name, None)
                 self._status.loads += 1
@@ -154,14 +170,16 @@ class Loading:
 
         make_plans(spec, workshop_of(open_nvidia()), tell=tell)
 
-    def _failed(self, name: str, text: str) -> None:
+    def _failed(self, name: str, text: str, *, began_s: float) -> None:
         text = text.removeprefix(f"{name}: ")
         failures = self._broken[name].failures + 1 if name in self._broken else 1
-        gap_s = retry_gap_s(failures)
+        now_s = time.monotonic()
+        gap_s = load_gap_s(failures, took_s=now_s - began_s, others_wait=bool(self.runners))
         self._broken[name] = Broken(
-            text=" ".join(text.split()), failures=failures, retry_at_s=time.monotonic() + gap_s
+            text=" ".join(text.split()), failures=failures, retry_at_s=now_s + gap_s
         )
-        logger.error("model.broken", extra={"model": name, "reason": text, "retry_in_s": gap_s})
+        said = {"model": name, "reason": text, "retry_in_s": round(gap_s, 1)}
+        logger.error("model.broken", extra=said)
 
     def _tell(self) -> None:
         self._status.models = {
