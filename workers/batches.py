@@ -58,6 +58,8 @@ class Begun:
     dropped: tuple[Job, ...]
     #: Whether nothing else may be begun in this process before the batch has ended.
     alone: bool
+    #: When Redis was asked. Monotonic clock.
+    asked_s: float
 
     @property
     def started(self) -> tuple[Job, ...]:
@@ -95,6 +97,18 @@ class InHand:
     begun: Begun | None = None
     #: Its jobs on their way through `preprocess`.
     going: Sequence[concurrent.futures.Future[None]] = ()
+    #: Monotonic clock.
+    since_s: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def started(self) -> tuple[Job, ...]:
+        """The jobs whose start was counted."""
+        return self.begun.started if self.begun else ()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing may be in this process when it is begun, or nothing when it runs."""
+        return self.batch.closed is Closed.ALONE or (self.begun is not None and self.begun.alone)
 
     def drop(self) -> None:
         """Start no more of its hooks."""
@@ -134,7 +148,12 @@ def read_claim(
 
 
 def sort_begun(
-    batch: Batch, verdicts: Sequence[tuple[Verdict, int]], *, worker: str, now_unix_s: float
+    batch: Batch,
+    verdicts: Sequence[tuple[Verdict, int]],
+    *,
+    worker: str,
+    asked_s: float,
+    now_unix_s: float,
 ) -> Begun:
     """Sort the jobs by what `begin` said of each; those that are lost, or whose arrays are
     another's, appear nowhere.
@@ -175,6 +194,7 @@ def sort_begun(
         later=tuple(later),
         dropped=tuple(dropped),
         alone=alone,
+        asked_s=asked_s,
     )
 
 

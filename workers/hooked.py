@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import threading
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from producer.contract.errors import BadRequest, FleetError, ModelCodeFailed
-from workers.batches import InHand
-from workers.delivery.ledger import Ledger, Note
-from workers.delivery.scripts import Call
 from workers.hooks import Hooks
 from workers.jobs import Job
 from workers.progress import Outcome
@@ -18,6 +16,7 @@ from workers.runner import ModelRunner
 
 Going: TypeAlias = "list[concurrent.futures.Future[None]]"
 Replies: TypeAlias = "list[concurrent.futures.Future[Outcome]]"
+Ended: TypeAlias = "concurrent.futures.Future[None]"
 
 
 def start_preprocess(runner: ModelRunner, jobs: Sequence[Job]) -> Going:
@@ -40,14 +39,24 @@ def start_postprocess(
     ]
 
 
-def forgiven(ledger: Ledger, hand: InHand | None) -> list[Call[int]]:
-    """Return what takes back the starts of a batch that is to be given back."""
-    if hand is None or hand.begun is None:
-        return []
-    queue = hand.batch.queue
-    return [
-        ledger.unfinished(queue, Note.FORGIVE, entry=job.entry.place) for job in hand.begun.started
-    ]
+def all_of(futures: Sequence[concurrent.futures.Future[Any]]) -> Ended:
+    """Return what is done when the last of ``futures`` is: to be waited for beside others."""
+    ended: Ended = concurrent.futures.Future()
+    left, counting = len(futures), threading.Lock()
+
+    def one_is_done(_: concurrent.futures.Future[Any]) -> None:
+        nonlocal left
+        with counting:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            ended.set_result(None)
+
+    if not futures:
+        ended.set_result(None)
+    for each in futures:
+        each.add_done_callback(one_is_done)
+    return ended
 
 
 def _preprocess(runner: ModelRunner, hooks: Hooks, job: Job) -> None:

@@ -13,6 +13,7 @@ import time
 from typing import Final
 
 import redis
+from celery import Celery
 
 from producer.contract.blobs import Blobs
 from producer.contract.names import Keys
@@ -46,11 +47,6 @@ def run(hello: Hello) -> None:
     # An engine may start processes of its own; none may hold the pipe open that tells of our end.
     os.set_inheritable(hello.report_fd, False)
     logs.configure(hello.log_level, who=f"instance-{hello.slot}")
-    from workers.app import app
-
-    # As Celery's own pool does: the steps of a chain that is sent from here look for it.
-    app.set_current()
-    app.set_default()
     settings, worker_settings = Settings.from_env(), WorkerSettings.load()
     status = Status()
     orders = Orders(hello.models)
@@ -58,22 +54,47 @@ def run(hello: Hello) -> None:
     reporter.start()
     threading.Thread(target=orders.listen, args=(status,), daemon=True, name="ears").start()
 
-    ledger = Ledger(
-        keys=Keys(prefix=settings.prefix),
-        consumer=hello.consumer,
-        result_ttl_s=int(worker_settings.result_ttl_s),
-        max_attempts=worker_settings.max_attempts,
-        apart=not settings.one_server,
-        blob_ttl_s=settings.blob_ttl_s,
-    )
+    ledger = _ledger(hello, settings, worker_settings)
     client = redis_client(settings.broker_url)
-    results = None if settings.one_server else redis_client(settings.result_url)
-    arrays = LargeArrays(Blobs.of(settings), ledger, client=client, results=results)
     renewing = Renewing(ledger=ledger, serving=orders.serving, lease=hello.lease)
     renewing.try_once(client)
     every_s = min(worker_settings.claim_ttl_s, hello.lease.ttl_s) / 3
     _start_renewer(settings, renewing, every_s=every_s)
-    events = TaskEvents(app, node=hello.node, enabled=worker_settings.events)
+    ceilings = SharedCeilings(client, ledger.keys)
+    loading = Loading(worker_settings, hello.models, status, ceilings)
+    app = _app()
+    _loop(
+        app,
+        settings,
+        client=client,
+        ledger=ledger,
+        loading=loading,
+        events=TaskEvents(app, node=hello.node, enabled=worker_settings.events),
+        status=status,
+        orders=orders,
+        worker=f"{hello.node}/{hello.slot}",
+    ).serve()
+    loading.close()
+    reporter.send()
+    _leave_no_thread()
+
+
+def _loop(
+    app: Celery,
+    settings: Settings,
+    *,
+    client: redis.Redis,
+    ledger: Ledger,
+    loading: Loading,
+    events: TaskEvents,
+    status: Status,
+    orders: Orders,
+    worker: str,
+) -> ClaimLoop:
+    """Put the parts of the claim loop together."""
+    results = None if settings.one_server else redis_client(settings.result_url)
+    arrays = LargeArrays(Blobs.of(settings), ledger, client=client, results=results)
+    claiming = Claiming(client=client, ledger=ledger, loading=loading, status=status, orders=orders)
     endings = Endings(
         client=client,
         results=results,
@@ -82,12 +103,9 @@ def run(hello: Hello) -> None:
         arrays=arrays,
         events=events,
         status=status,
-        worker=f"{hello.node}/{hello.slot}",
+        worker=worker,
     )
-    ceilings = SharedCeilings(client, ledger.keys)
-    loading = Loading(worker_settings, hello.models, status, ceilings)
-    claiming = Claiming(client=client, ledger=ledger, loading=loading, status=status, orders=orders)
-    loop = ClaimLoop(
+    return ClaimLoop(
         client=client,
         ledger=ledger,
         loading=loading,
@@ -98,10 +116,26 @@ def run(hello: Hello) -> None:
         orders=orders,
         arrays=arrays,
     )
-    loop.serve()
-    loading.close()
-    reporter.send()
-    _leave_no_thread()
+
+
+def _app() -> Celery:
+    from workers.app import app
+
+    # As Celery's own pool does: the steps of a chain that is sent from here look for it.
+    app.set_current()
+    app.set_default()
+    return app
+
+
+def _ledger(hello: Hello, settings: Settings, worker_settings: WorkerSettings) -> Ledger:
+    return Ledger(
+        keys=Keys(prefix=settings.prefix),
+        consumer=hello.consumer,
+        result_ttl_s=int(worker_settings.result_ttl_s),
+        max_attempts=worker_settings.max_attempts,
+        apart=not settings.one_server,
+        blob_ttl_s=settings.blob_ttl_s,
+    )
 
 
 def _leave_no_thread() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -39,19 +40,23 @@ class Orders:
     def __init__(self, models: Iterable[str]) -> None:
         self.draining = threading.Event()
         self.serving = Serving(models)
-        #: Keys of the marks whose jobs are to be ended although they run.
-        self._marks: frozenset[str] = frozenset()
+        #: When each mark was ordered whose jobs are to be ended although they run. Monotonic clock.
+        self._marks: dict[str, float] = {}
+        self._changing = threading.Lock()
 
     def terminates(self, marks: Iterable[str]) -> bool:
         """Return whether a job that ``marks`` would cancel is to be ended while it runs."""
-        return not self._marks.isdisjoint(marks)
+        return not self._marks.keys().isdisjoint(marks)
 
-    def forget(self) -> None:
-        """Forget the marks when a batch has ended: `begin` looks for them in Redis itself.
+    def forget(self, *, before_s: float) -> None:
+        """Forget the marks that were ordered before the oldest batch in hand was begun, at
+        ``before_s``: `begin` looks for them in Redis itself.
 
         A mark is there before its order is given, so no job that is begun later needs the order.
         """
-        self._marks = frozenset()
+        if self._marks:
+            with self._changing:
+                self._marks = {mark: at_s for mark, at_s in self._marks.items() if at_s > before_s}
 
     def listen(self, status: Status) -> None:
         """Take orders until the parent is gone; then end, where the kernel did not see to that."""
@@ -63,7 +68,8 @@ class Orders:
                     # Nothing is held while engines load, and a load cannot be interrupted.
                     os._exit(0)
             elif order == TERMINATE:
-                self._marks = self._marks.union([json.loads(rest)])
+                with self._changing:
+                    self._marks = {**self._marks, json.loads(rest): time.monotonic()}
             elif order == SERVE:
                 self.serving.add(json.loads(rest))
             elif order == STOP_SERVING:

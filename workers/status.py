@@ -58,6 +58,34 @@ class Counters:
     )
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Lap:
+    """A batch that runs: how long it has, and how long it may. Its clock can stand still."""
+
+    #: The stream and entry id of each of its jobs.
+    places: tuple[str, ...]
+    limit_s: float
+    #: Monotonic clock; moved by as long as the lap's own stood still.
+    began_s: float = dataclasses.field(default_factory=time.monotonic)
+    stands_since_s: float | None = None
+
+    def stop(self) -> None:
+        """Count no time until `go`: the batch waits for another."""
+        self.stands_since_s = time.monotonic()
+
+    def go(self) -> None:
+        if self.stands_since_s is not None:
+            self.began_s += time.monotonic() - self.stands_since_s
+            self.stands_since_s = None
+
+    def ran_s(self, now_s: float) -> float:
+        return (self.stands_since_s or now_s) - self.began_s
+
+    def left_s(self, now_s: float) -> float:
+        """Return how long it may still run; less than nothing where it is over its limit."""
+        return self.limit_s - self.ran_s(now_s)
+
+
 class Status:
     """The instance's own state, written by its main thread and read by the reporting one."""
 
@@ -69,36 +97,37 @@ class Status:
         self.models: dict[str, Mapping[str, Any]] = {}
         #: Last sign of life of the claim loop; a parent kills an instance that is silent too long.
         self.tick_s = time.monotonic()
-        #: When the running batch began, None between batches; and how long it may run.
-        self._batch_began_s: float | None = None
-        self._batch_limit_s = 0.0
-        #: The stream and entry id of a job that runs alone.
-        self._alone = ""
+        #: The batches that run: one in the engine, and those whose replies are made.
+        self._laps: tuple[Lap, ...] = ()
         self.since_s = time.monotonic()
-        #: Jobs begun and not ended.
-        self.running = 0
         #: Called after a change of state; the reporter sets it.
         self.on_change: Callable[[], None] = lambda: None
 
     def tick(self) -> None:
         self.tick_s = time.monotonic()
 
-    def batch_begins(self, places: Sequence[str], *, limit_s: float) -> None:
+    def batch_begins(self, places: Sequence[str], *, limit_s: float) -> Lap:
         """Note that jobs run; ``places``: the stream and entry id of each."""
-        self._alone = places[0] if len(places) == 1 else ""
-        self._batch_limit_s, self.running = limit_s, len(places)
-        self._batch_began_s = time.monotonic()
+        lap = Lap(places=tuple(places), limit_s=limit_s)
+        self._laps = (*self._laps, lap)
+        return lap
 
-    def batch_ends(self) -> None:
-        self._batch_began_s, self.running = None, 0
+    def batch_ends(self, lap: Lap) -> None:
+        self._laps = tuple(each for each in self._laps if each is not lap)
 
     def next_line_s(self) -> float:
         """Return when the parent should hear of us again: sooner where a batch nears its limit."""
-        began_s = self._batch_began_s
-        if began_s is None:
+        now_s = time.monotonic()
+        lap = self._nearest(now_s)
+        if lap is None:
             return _EVERY_S
-        left_s = began_s + self._batch_limit_s - time.monotonic()
+        left_s = lap.left_s(now_s)
         return left_s + _SOON_S if 0 < left_s + _SOON_S < _EVERY_S else _EVERY_S
+
+    def _nearest(self, now_s: float) -> Lap | None:
+        """Return the batch that is nearest to its limit, of those whose clock does not stand."""
+        going = [lap for lap in self._laps if lap.stands_since_s is None]
+        return min(going, key=lambda lap: lap.left_s(now_s), default=None)
 
     def become(self, state: State, text: str = "") -> None:
         changed = state is not self.state
@@ -114,17 +143,20 @@ class Status:
         differ.
         """
         now_s = time.monotonic()
-        began_s = self._batch_began_s
+        lap = self._nearest(now_s)
         report = {
             "state": self.state,
             "text": self.text,
             "for_s": round(now_s - self.since_s, 1),
             "loads": self.loads,
-            "running": self.running,
+            # Jobs begun and not ended.
+            "running": sum(len(each.places) for each in self._laps),
             "silent_s": round(now_s - self.tick_s, 2),
-            "batch_s": round(now_s - began_s, 2) if began_s is not None else 0.0,
-            "batch_limit_s": self._batch_limit_s,
-            "alone": self._alone,
+            # Of the batch that is nearest to its limit, where several run.
+            "batch_s": round(lap.ran_s(now_s), 2) if lap else 0.0,
+            "batch_limit_s": lap.limit_s if lap else 0.0,
+            # The stream and entry id of a job that has no batch-mates.
+            "alone": lap.places[0] if lap and len(lap.places) == 1 else "",
             "models": dict(self.models),
             "counters": {
                 name: dataclasses.asdict(counters)

@@ -14,15 +14,16 @@ from tests.support.worker import SCRIPTED, config_folder, running_worker
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
-#: Both take so long: `preprocess` compresses, which is work and no sleep; the engine waits, as one
-#: does that computes on a device.
+#: Both take so long: the hook compresses, which is work and no sleep; the engine waits, as one does
+#: that computes on a device.
 EACH_S = 0.02
 CALLS = 100
 ROUNDS = 3
 
 
-def test_calls_whose_hooks_take_as_long_as_the_engine_are_1_6_times_as_fast_together(
-    server: TestServer, tmp_path: Path
+@pytest.mark.parametrize("hook", ["before", "behind"])
+def test_calls_with_a_hook_that_takes_as_long_as_the_engine_are_1_6_times_as_fast_together(
+    server: TestServer, tmp_path: Path, hook: str
 ) -> None:
     model = {
         **SCRIPTED,
@@ -30,7 +31,7 @@ def test_calls_whose_hooks_take_as_long_as_the_engine_are_1_6_times_as_fast_toge
         "code": "tests.support.hooks:Told",
         "options": {"log": str(tmp_path / "starts.log"), "batch_s": EACH_S},
     }
-    inputs = [{"before": f"work {EACH_S}", "job": n} for n in range(1, CALLS + 1)]
+    inputs = [{hook: f"work {EACH_S}", "job": n} for n in range(1, CALLS + 1)]
     ratios = []
     with (
         config_folder({"told": model}) as config,
@@ -49,7 +50,9 @@ def test_calls_whose_hooks_take_as_long_as_the_engine_are_1_6_times_as_fast_toge
             together_s = time.monotonic() - began_s
 
             ratios.append(in_a_row_s / together_s)
-            print(f"{CALLS} calls: {in_a_row_s:.2f} s in a row, {together_s:.2f} s together")
+            print(
+                f"{CALLS} calls, {hook}: {in_a_row_s:.2f} s in a row, {together_s:.2f} s together"
+            )
 
     # The best of the rounds: where other programs take the cores, nothing can run beside.
     assert max(ratios) >= 1.6, ratios

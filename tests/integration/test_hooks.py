@@ -214,17 +214,20 @@ def test_the_next_batch_goes_through_its_hooks_while_the_engine_runs(
 def test_a_batch_ahead_is_given_back_uncounted_when_its_turn_does_not_come(
     server: TestServer, fleet: Client, log: Path, tmp_path: Path
 ) -> None:
-    hook_log = tmp_path / "hooks.log"
-    model = {**HOOKED, "max_batch_size": 1, "options": {"log": str(log)}}
-    fleet.submit(MODEL, {"job": 1})
-    slow = fleet.submit(MODEL, {"behind": "sleep 3", "job": 2})
-    behind = fleet.submit(MODEL, {"job": 3, "log": str(hook_log)})
+    hook_log, held = tmp_path / "hooks.log", tmp_path / "held"
+    options = {"log": str(log), "held_while": str(held)}
+    model = {**HOOKED, "max_batch_size": 1, "options": options}
     with config_folder({MODEL: model}) as config, running_worker(server, config) as worker:
+        fleet.submit(MODEL, {"job": 1}).reply(20)
+        held.touch()
+        slow = fleet.submit(MODEL, {"job": 2})
+        behind = fleet.submit(MODEL, {"job": 3, "log": str(hook_log)})
         wait_until(hook_log.exists, what="the hook beside the batch")
         wait_until(
             lambda: not list(journal(server, "fleet.told", behind.id)), what="a start taken back"
         )
         os.kill(worker.instance_pids()[0], signal.SIGKILL)
+        held.unlink()
 
         replies = (slow.reply(30), behind.reply(30))
 
@@ -243,9 +246,9 @@ def test_a_batch_ahead_is_given_back_uncounted_on_drain(
     server: TestServer, fleet: Client, log: Path, tmp_path: Path
 ) -> None:
     hook_log = tmp_path / "hooks.log"
-    model = {**HOOKED, "max_batch_size": 1, "options": {"log": str(log)}}
+    model = {**HOOKED, "max_batch_size": 1, "options": {"log": str(log), "batch_s": 0.4}}
     fleet.submit(MODEL, {"job": 1})
-    current = fleet.submit(MODEL, {"behind": "sleep 0.4", "job": 2})
+    current = fleet.submit(MODEL, {"job": 2})
     ahead = fleet.submit(MODEL, {"job": 3, "log": str(hook_log)})
     with config_folder({MODEL: model}) as config:
         with running_worker(server, config) as worker:

@@ -40,9 +40,13 @@ class Told:
         match word:
             case "sleep":
                 time.sleep(float(argument))
+            case "while":
+                while os.path.exists(argument):
+                    time.sleep(0.02)
             case "work":
                 self._work(float(argument))
             case "kill":
+                time.sleep(float(argument or 0))
                 os.kill(os.getpid(), signal.SIGKILL)
             case "refuse":
                 raise ValueError(argument)
