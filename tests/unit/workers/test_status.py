@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.status import Reporter, State, Status
+from workers.status import Lap, Reporter, State, Status
 
 
 def said(status: Status) -> dict[str, object]:
@@ -45,6 +45,30 @@ def test_times_are_told_as_ages() -> None:
     assert line["batch_s"] == pytest.approx(0.1, abs=0.09)
     assert line["batch_limit_s"] == 60
     assert line["silent_s"] == pytest.approx(2, abs=0.5)
+
+
+def test_of_several_batches_the_one_that_is_nearest_to_its_limit_is_told() -> None:
+    status = Status()
+    status.batch_begins(["stream 1-0", "stream 2-0"], limit_s=60)
+    near = status.batch_begins(["stream 3-0"], limit_s=5)
+
+    line = said(status)
+    assert (line["running"], line["batch_limit_s"], line["alone"]) == (3, 5, "stream 3-0")
+
+    status.batch_ends(near)
+    line = said(status)
+    assert (line["running"], line["batch_limit_s"], line["alone"]) == (2, 60, "")
+
+
+def test_the_clock_of_a_batch_stands_while_it_waits_for_another() -> None:
+    lap = Lap(places=("stream 1-0",), limit_s=5, began_s=time.monotonic() - 3)
+    lap.stop()
+    assert lap.ran_s(time.monotonic() + 100) == pytest.approx(3, abs=0.5)
+
+    lap.stands_since_s = time.monotonic() - 2
+    lap.go()
+
+    assert lap.ran_s(time.monotonic()) == pytest.approx(1, abs=0.5)
 
 
 def test_counters_are_told_by_model_with_every_reason_to_close() -> None:
