@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 import redis
 from celery import Celery
@@ -22,10 +22,11 @@ from workers.answers import Answers
 from workers.claiming import Claiming
 from workers.claimloop import ClaimLoop
 from workers.delivery.ledger import Ledger, renew
-from workers.delivery.scripts import send
+from workers.delivery.scripts import Call, send
 from workers.endings import Endings
 from workers.hello import Hello, Lease
 from workers.instances.leases import Leases
+from workers.instances.lives import life_of
 from workers.large_arrays import LargeArrays
 from workers.loading import Loading
 from workers.orders import Orders
@@ -57,7 +58,7 @@ def run(hello: Hello) -> None:
     ledger = _ledger(hello, settings, worker_settings)
     client = redis_client(settings.broker_url)
     renewing = Renewing(ledger=ledger, serving=orders.serving, lease=hello.lease)
-    renewing.try_once(client)
+    renewing.begin(client)
     every_s = min(worker_settings.claim_ttl_s, hello.lease.ttl_s) / 3
     _start_renewer(settings, renewing, every_s=every_s)
     ceilings = SharedCeilings(client, ledger.keys)
@@ -169,7 +170,16 @@ class Renewing:
     def __init__(self, *, ledger: Ledger, serving: Serving, lease: Lease) -> None:
         self._ledger, self._serving, self._instance = ledger, serving, lease.instance
         leases = Leases(keys=ledger.keys, host=lease.host, token=lease.token, ttl_s=lease.ttl_s)
-        self._keep = leases.keep(lease.instance)
+        self._keep = leases.keep(lease.instance, life_of(os.getpid()))
+
+    def begin(self, client: redis.Redis) -> None:
+        """Return when Redis knows which process lives on the instance now.
+
+        Nothing may be loaded before: a worker that sees our parent dead takes the instance at once,
+        and looks only for the process that it knows of.
+        """
+        while not self._told(client, self._keep):
+            time.sleep(_AGAIN_S)
 
     def try_once(self, client: redis.Redis) -> bool:
         """Return whether Redis has heard of it; end the process when its instance is another's.
@@ -177,8 +187,11 @@ class Renewing:
         Cut off from Redis for longer than the lease lasts, and another worker was not.
         """
         queues, consumer = self._serving.held_queues, self._ledger.consumer
+        return self._told(client, self._keep, renew(self._ledger.keys, queues, [consumer]))
+
+    def _told(self, client: redis.Redis, *calls: Call[Any]) -> bool:
         try:
-            ours, _ = send(client, self._keep, renew(self._ledger.keys, queues, [consumer]))
+            ours, *_ = send(client, *calls)
         except redis.RedisError as error:
             logger.warning("renew.failed", extra={"error": logs.said(error)})
             return False

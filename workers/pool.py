@@ -32,6 +32,7 @@ from workers.instances.discovery import Inventory
 from workers.instances.host import host_id
 from workers.instances.leases import Leases, token_of
 from workers.instances.leasing import Leasing
+from workers.instances.lives import life_of
 from workers.keeper import Keeper
 from workers.processes import Death, Processes, pids
 from workers.rates import Rates
@@ -70,7 +71,7 @@ class InstancePool(BasePool):
         leases = Leases(
             keys=self.keys,
             host=host_id(),
-            token=token_of(self.node, os.getpid()),
+            token=token_of(self.node, os.getpid(), life_of(os.getpid())),
             ttl_s=self.settings.lease_ttl_s,
         )
         self.processes = self._make_processes(inventory, leases)

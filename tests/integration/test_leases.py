@@ -218,7 +218,7 @@ def test_a_process_whose_parent_stands_still_keeps_its_instance(client: redis.Re
     until_s = time.monotonic() + 4 * TTL_S
     while time.monotonic() < until_s:
         # What the process does by itself.
-        assert send(client, stopped.leases.keep(FOUR[0].key)) == [True]
+        assert send(client, stopped.leases.keep(FOUR[0].key, "")) == [True]
         other.turn()
         time.sleep(TTL_S / 3)
 
@@ -245,7 +245,7 @@ def test_a_process_on_an_instance_that_another_worker_took_is_ended(client: redi
     heir = Tenant(client, "heir", age=2, instances=FOUR[:1], ttl_s=TTL_S)
     wait_for(heir, 1)
 
-    assert send(client, cut_off.leases.keep(FOUR[0].key)) == [False]
+    assert send(client, cut_off.leases.keep(FOUR[0].key, "")) == [False]
     cut_off.turn()
 
     assert cut_off.slots.ended == {0: "another worker holds its instance"}

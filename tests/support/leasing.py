@@ -78,10 +78,12 @@ class Tenant:
         instances: Sequence[Instance],
         ttl_s: float = 15,
         wanted: int | None = None,
+        life: str = "",
     ) -> None:
         self.slots = Slots(wanted=len(instances) if wanted is None else wanted)
         self.losses = Losses()
-        leases = Leases(keys=Keys(), host=HOST, token=token_of(f"{name}@test", 1), ttl_s=ttl_s)
+        token = token_of(f"{name}@test", 1, life)
+        leases = Leases(keys=Keys(), host=HOST, token=token, ttl_s=ttl_s)
         self.leases = leases
         self.leasing = Leasing(
             client=client,

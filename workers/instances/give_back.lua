@@ -8,7 +8,7 @@
 local ended = 0
 for _, key in ipairs(KEYS) do
   local lease = redis.call('GET', key)
-  if lease and string.match(lease, '^%d+ (.*)$') == ARGV[1] then
+  if lease and string.match(lease, '^%d+ ([^\t]*)') == ARGV[1] then
     ended = ended + redis.call('DEL', key)
   end
 end

@@ -5,14 +5,16 @@
 --       milliseconds that a lease which ran out is remembered, its node name, what others shall know of it (empty:
 --       it leaves); then for each lease 1 where the worker believes that it holds it (else 0)
 -- out   the server's clock in milliseconds, 1 when the worker was not known to be there (else 0), the words of all
---       workers of the host that are there, then for each lease its holder (empty: nobody) and the milliseconds it
---       lasts (below 0: it ran out)
+--       workers of the host that are there, then for each lease its holder (empty: nobody), the process that lives
+--       on its instance, and the milliseconds it lasts (below 0: it ran out)
 --
 -- A worker is there under its node's name: one that dies and is started again and again counts once.
 --
--- A lease is a string, `until holder`, with a server's time. It stays for a while when it has run out: its holder
--- may be alive and cut off, and others must be able to tell that from an instance that nobody used. Its holder may
--- renew it as long as nobody took it, also where the server lost it.
+-- A lease is a string, `until holder<tab>process`, with a server's time. It stays for a while when it has run out:
+-- its holder may be alive and cut off, and others must be able to tell that from an instance that nobody used. Its
+-- holder may renew it as long as nobody took it, also where the server lost it. The process is `-` until the first
+-- one has said that it is there, which it does before it loads anything; it is empty where that is not known, as
+-- after the server lost the lease.
 -- First write: DEL, of nothing; a full server allows it, and everything after it.
 local token, ttl_ms, remembered_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local node, words = ARGV[4], ARGV[5]
@@ -40,12 +42,14 @@ end
 local leases = {}
 for i = 2, #KEYS do
   local lease = redis.call('GET', KEYS[i])
-  local until_ms, holder = string.match(lease or '0 ', '^(%d+) (.*)$')
+  local until_ms, holder, process = string.match(lease or '0 ', '^(%d+) ([^\t]*)\t?(.*)$')
   if holder == token or (not lease and ARGV[i + 4] == '1') then
     until_ms, holder = now + ttl_ms, token
-    redis.call('SET', KEYS[i], string.format('%.0f ', until_ms) .. token, 'PX', ttl_ms + remembered_ms)
+    local renewed = string.format('%.0f ', until_ms) .. token .. '\t' .. process
+    redis.call('SET', KEYS[i], renewed, 'PX', ttl_ms + remembered_ms)
   end
   leases[#leases + 1] = holder
+  leases[#leases + 1] = process
   leases[#leases + 1] = until_ms - now
 end
 return {now, unknown, present, leases}

@@ -3,6 +3,8 @@
 A lease is renewed by the parent and by the process that lives on the instance; either is enough, as
 with claims. So it cannot run out under a process that lives and reaches Redis, whatever befell its
 parent, and when it has run out that process is dead or cut off.
+
+It says which two processes these are: who shares their place need not wait until it runs out.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import redis
 from producer.contract.names import Keys
 from workers.delivery.scripts import Call, read_script
 from workers.hello import Lease
+from workers.instances import lives
 from workers.instances.instance import Instance
 from workers.instances.sharing import Sharer
 
@@ -34,14 +37,35 @@ _GIVE_BACK: Final = read_script(_FOLDER, "give_back")
 _REMEMBERED_S: Final = 3600
 
 
+#: In place of a process, where none has lived since the lease was taken; the scripts say the same.
+NOBODY: Final = "-"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """The lease of one instance."""
 
     #: The token of its holder, empty where there is none.
     holder: str
+    #: The life of the process on the instance, `NOBODY` before there was one, empty: not known.
+    process: str
     #: How long it lasts, below 0 where it has run out.
     left_s: float
+
+    @property
+    def words(self) -> str:
+        """Return the two as the lease has them."""
+        return f"{self.holder}\t{self.process}"
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is certain that nobody renews it any more, nor lives on the instance.
+
+        A process says that it is there before it loads anything, and ends when it may not say so.
+        """
+        if not lives.is_over(life_in(self.holder)):
+            return False
+        return self.process == NOBODY or lives.is_over(self.process)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +106,16 @@ class Leases:
 
         def read(answer: Any) -> Sight:
             now_ms, unknown, present, leases = answer
-            pairs = zip(leases[::2], leases[1::2], strict=True)
+            triples = zip(leases[::3], leases[1::3], leases[2::3], strict=True)
             return Sight(
                 now_unix_s=now_ms / 1000,
                 unknown=unknown == 1,
                 present=tuple(filter(None, map(_sharer, present))),
                 leases={
-                    key: Held(holder=holder.decode(), left_s=left_ms / 1000)
-                    for key, (holder, left_ms) in zip(instances, pairs, strict=True)
+                    key: Held(
+                        holder=holder.decode(), process=process.decode(), left_s=left_ms / 1000
+                    )
+                    for key, (holder, process, left_ms) in zip(instances, triples, strict=True)
                 },
             )
 
@@ -104,27 +130,38 @@ class Leases:
         )
 
     def take(
-        self, instances: Sequence[str], *, over: frozenset[str], until_unix_s: float
+        self,
+        instances: Sequence[str],
+        *,
+        over: frozenset[str] = frozenset(),
+        dead: Mapping[str, Held] | None = None,
+        until_unix_s: float,
     ) -> Call[list[str]]:
-        """Lease ``instances`` that nobody holds, and those of ``over`` whose lease ran out."""
+        """Lease ``instances`` that nobody holds, those of ``over`` whose lease ran out, and those
+        that still are as ``dead`` says.
+        """
+        from_whom = dict.fromkeys(over, "over")
+        from_whom |= {key: held.words for key, held in (dead or {}).items()}
         return Call(
             script=_TAKE,
             keys=[self.keys.lease(key) for key in instances],
             args=[
                 *(self.token, *self._times_ms, int(until_unix_s * 1000)),
-                *(int(key in over) for key in instances),
+                *(from_whom.get(key, "") for key in instances),
             ],
             read=lambda taken: [
                 key for key, ours in zip(instances, taken, strict=True) if ours == 1
             ],
         )
 
-    def keep(self, instance: str) -> Call[bool]:
-        """Renew the lease of one instance; False when another worker holds it."""
+    def keep(self, instance: str, process: str) -> Call[bool]:
+        """Renew the lease of one instance for ``process``, the life that is on it; False when
+        another worker holds it.
+        """
         return Call(
             script=_KEEP,
             keys=[self.keys.lease(instance)],
-            args=[self.token, *self._times_ms],
+            args=[self.token, *self._times_ms, process],
             read=bool,
         )
 
@@ -142,14 +179,19 @@ class Leases:
         return int(self.ttl_s * 1000), _REMEMBERED_S * 1000
 
 
-def token_of(node: str, pid: int) -> str:
+def token_of(node: str, pid: int, life: str) -> str:
     """Return what a worker signs its leases with; no other worker, nor a later one, does."""
-    return f"{node}/{pid}.{time.time_ns() // 1_000_000}"
+    return f"{node}/{pid}.{time.time_ns() // 1_000_000}+{life}"
 
 
 def node_of(token: str) -> str:
     """Return the name of the worker that signs with ``token``."""
     return token.rpartition("/")[0]
+
+
+def life_in(token: str) -> str:
+    """Return the life of the parent that signs with ``token``."""
+    return token.rpartition("/")[2].partition("+")[2]
 
 
 def _words(sharer: Sharer | None) -> str:
@@ -184,7 +226,7 @@ def holders(client: redis.Redis, keys: Keys, instances: Sequence[str]) -> dict[s
     (now_s, _), leases = pipe.execute()
     held = {}
     for key, lease in zip(instances, leases, strict=True):
-        until_ms, _, token = (lease or b"0 ").partition(b" ")
+        until_ms, _, words = (lease or b"0 ").partition(b" ")
         if int(until_ms) >= now_s * 1000:
-            held[key] = token.decode()
+            held[key] = words.partition(b"\t")[0].decode()
     return held

@@ -17,9 +17,9 @@ import redis
 
 from workers.delivery.scripts import send
 from workers.hold_off import HoldOff
-from workers.instances import clock
+from workers.instances import clock, lives
 from workers.instances.instance import Instance
-from workers.instances.leases import Leases, Sight, node_of
+from workers.instances.leases import Leases, Sight, life_in, node_of
 from workers.instances.sharing import Sharer, dealt_to, next_step, own_part_first
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,8 @@ class Leasing:
         )
         self._heard(sight, now_s=time.monotonic())
         self._learn(sight, until_s=sent_s + self._leases.ttl_s, lost=lost)
-        part = dealt_to(own, sight.present)
+        present = [each for each in sight.present if not lives.is_over(life_in(each.token))]
+        part = dealt_to(own, present)
         self.share = len(part)
         self._target = 0 if self._leaving else min(self._slots.wanted, self.share)
         self._step(self._target, own, part, sight)
@@ -222,11 +223,15 @@ class Leasing:
         self._restless = bool(self._returning) or len(self._running) < target
 
     def _take(self, count: int, own: Sharer, part: frozenset[str], sight: Sight) -> None:
-        """Lease up to ``count`` instances that nobody holds, or whose holder's time is over."""
+        """Lease up to ``count`` instances that nobody holds, whose holder is certain to be dead, or
+        whose holder's time is over.
+        """
         now_s = time.monotonic()
-        free = frozenset(key for key in own.may_use if not sight.leases[key].holder)
-        over = frozenset(key for key in own.may_use if sight.leases[key].left_s < 0) - free
-        allowed = (free if self._takes.allows(now_s=now_s) else frozenset()) | (
+        leases = {key: sight.leases[key] for key in own.may_use}
+        free = frozenset(key for key, held in leases.items() if not held.holder)
+        dead = {key: held for key, held in leases.items() if held.is_dead}
+        over = frozenset(key for key, held in leases.items() if held.left_s < 0) - free
+        allowed = (free | dead.keys() if self._takes.allows(now_s=now_s) else frozenset()) | (
             over if self._takes_over.allows(now_s=now_s) else frozenset()
         )
         keys = [key for key in self._numbers if key in allowed]
@@ -235,7 +240,7 @@ class Leasing:
             return
         sent_s = clock.now_s()
         until_unix_s = sight.now_unix_s + self._leases.ttl_s / 3
-        call = self._leases.take(wanted, over=over, until_unix_s=until_unix_s)
+        call = self._leases.take(wanted, over=over, dead=dead, until_unix_s=until_unix_s)
         (taken,) = send(self._client, call)
         for key in taken:
             self._running.append(key)
