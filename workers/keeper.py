@@ -21,14 +21,15 @@ from typing import Any, Final
 import redis
 
 from producer.contract.names import Keys
+from workers.deaths import Cause, Death
 from workers.delivery import ledger as delivery
 from workers.delivery.bridge import Bridge
 from workers.delivery.ledger import Ledger, Note
 from workers.delivery.scripts import Call, read_script, send
 from workers.hold_off import HoldOff
+from workers.holders import holders, is_dead
 from workers.instances import leasing as leases
 from workers.instances.leasing import Leasing
-from workers.processes import Cause, Death
 from workers.serving import MODEL_LIFE_S, Serving
 from workers.telemetry.logs import said
 
@@ -84,6 +85,7 @@ class Keeper(threading.Thread):
             self._move_due: _MOVE_DUE_EVERY_S,
             self._move_lists: _MOVE_LISTS_EVERY_S,
             self._take_over: min(claim_ttl_s / 3, 2.0),
+            self._find_dead: min(claim_ttl_s / 3, 2.0),
         }
         self._due_at_s = dict.fromkeys(self._every_s, now_s)
 
@@ -97,7 +99,7 @@ class Keeper(threading.Thread):
         self._guard(self._publish)
 
     def died(self, death: Death) -> None:
-        """Free what a dead instance held; called from the watcher."""
+        """Free what a dead instance held; called from the watcher, too."""
         self._deaths.put(death)
         self._wakes.put(None)
 
@@ -206,6 +208,12 @@ class Keeper(threading.Thread):
         (taken,) = send(self._client, call)
         if taken:
             logger.warning("claims.taken_over", extra={"count": taken})
+
+    def _find_dead(self) -> None:
+        """Release for those that are dead with their parents, where the kernel can say so."""
+        found = holders(self._client, self._keys, self._serving.held_queues)
+        for name in filter(is_dead, found):
+            self.died(Death(consumer=name, cause=Cause.DIED))
 
     def _move_due(self) -> None:
         now_unix_s = time.time()

@@ -26,6 +26,7 @@ from producer.contract.names import INFER_TASK, Keys
 from producer.contract.reach import why_not
 from producer.contract.settings import Settings, redis_client
 from workers.autoscale import Policy
+from workers.deaths import Death
 from workers.instances import leasing
 from workers.instances.devices import Devices
 from workers.instances.discovery import Inventory
@@ -34,7 +35,7 @@ from workers.instances.leases import Leases, token_of
 from workers.instances.leasing import Leasing
 from workers.instances.lives import life_of
 from workers.keeper import Keeper
-from workers.processes import Death, Processes, pids
+from workers.processes import Processes, pids
 from workers.rates import Rates
 from workers.scaler import Scaler
 from workers.serving import Serving

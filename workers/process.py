@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workers.hello import Hello, Lease
+from workers.holders import holder_name
 from workers.orders import DRAIN, serve_line, stop_serving_line
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,16 @@ class InstanceProcess:
         """The models that it holds, and serves."""
         about = self.said.get("models", {})
         return frozenset(name for name, its in about.items() if its["state"] == "ready")
+
+    def greet(self, hello: Hello) -> None:
+        """Tell it who it is. If it died at once, the end of its report pipe will be seen."""
+        try:
+            assert self.popen.stdin is not None
+            self.popen.stdin.write(hello.line())
+            self.popen.stdin.flush()
+            os.set_blocking(self.popen.stdin.fileno(), False)
+        except OSError:
+            logger.warning("instance.stillborn", extra={"slot": hello.slot, "pid": self.pid})
 
     def read(self) -> bool:
         """Take in what it reported; False when its end of the pipe is closed."""
@@ -150,42 +161,39 @@ def start(
     thread that started it ends. Raises OSError where the machine has no room for a process.
     """
     read_fd, write_fd = os.pipe()
-    consumer = f"{node}/{slot}/{os.getpid()}.{number}.{time.time_ns() // 1_000_000}"
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     try:
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "workers.birth", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            pass_fds=(write_fd,),
-            env={**os.environ, "PYTHONPATH": path, **environ},
-        )
+        popen = _spawn(environ, write_fd)
     except OSError:
         os.close(read_fd)
         raise
     finally:
         os.close(write_fd)
-    hello = Hello(
-        node=node,
-        slot=slot,
-        consumer=consumer,
-        models=list(models),
-        lease=lease,
-        report_fd=write_fd,
-        log_level=log_level,
-    )
-    process = InstanceProcess(
-        consumer=consumer,
+    running = InstanceProcess(
+        consumer=holder_name(node=node, slot=slot, number=number, pid=popen.pid),
         popen=popen,
         report_fd=read_fd,
         began_s=time.monotonic(),
         models=tuple(models),
     )
-    try:
-        assert popen.stdin is not None
-        popen.stdin.write(hello.line())
-        popen.stdin.flush()
-        os.set_blocking(popen.stdin.fileno(), False)
-    except OSError:
-        # It died at once; the watcher sees the end of its report pipe.
-        logger.warning("instance.stillborn", extra={"slot": slot, "pid": popen.pid})
-    return process
+    running.greet(
+        Hello(
+            node=node,
+            slot=slot,
+            consumer=running.consumer,
+            models=list(models),
+            lease=lease,
+            report_fd=write_fd,
+            log_level=log_level,
+        )
+    )
+    return running
+
+
+def _spawn(environ: Mapping[str, str], report_fd: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", "workers.birth", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        pass_fds=(report_fd,),
+        env={**os.environ, "PYTHONPATH": path, **environ},
+    )

@@ -8,11 +8,8 @@ Celery waits for a broker that is away. `on_change` hears of every start, end an
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import logging
 import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +18,7 @@ from typing import Any, Final
 from producer.contract.counters import add_counters
 from producer.contract.settings import SOCKET_TIMEOUT_S
 from workers import process
+from workers.deaths import Death, death_of, how_it_ended
 from workers.hello import Lease
 from workers.instances import clock
 from workers.instances.instance import Instance
@@ -40,27 +38,6 @@ _LONGEST_TALK_S: Final = 3 * SOCKET_TIMEOUT_S
 
 #: A turn of the watcher that took longer says that this process stood still.
 _OWN_PAUSE_S: Final = 2.0
-
-
-class Cause(enum.StrEnum):
-    """Why an instance ended, as far as its jobs are concerned."""
-
-    #: Its jobs may be the reason.
-    DIED = "died"
-    #: It was our doing: the starts of its jobs are taken back.
-    OURS = "ours"
-    #: Its batch ran for longer than it may.
-    TIMEOUT = "timeout"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """An instance that is gone."""
-
-    consumer: str
-    cause: Cause
-    #: The stream and entry id of the job that ran alone for longer than it may.
-    alone: str = ""
 
 
 class Processes:
@@ -309,9 +286,7 @@ class Processes:
             heard.kill(by_us=False)
             status = heard.close()
             # Before anybody can see that it is gone: who waits for that ends what frees its claims.
-            self._on_death(
-                Death(consumer=heard.consumer, cause=_cause(heard), alone=heard.timed_out_alone)
-            )
+            self._on_death(death_of(heard))
             slot.process = None
             self._bury(slot, heard, status)
         self._on_change()
@@ -321,7 +296,7 @@ class Processes:
         for model, counters in dead.said.get("counters", {}).items():
             slot.counters[model] = add_counters(slot.counters.get(model, {}), counters)
         slot.loads += int(dead.said.get("loads", 0))
-        how = dead.killed_because or _how_it_ended(status)
+        how = dead.killed_because or how_it_ended(status)
         if dead.was_ready or dead.ended_by_us:
             slot.failures, slot.retry_at_s, slot.text = 0, 0.0, ""
         else:
@@ -381,21 +356,6 @@ def why_hung(
     if said["silent_s"] > still_limit_s:
         return f"its loop stood still for {said['silent_s']:.0f} s"
     return ""
-
-
-def _cause(dead: InstanceProcess) -> Cause:
-    if dead.ended_by_us:
-        return Cause.OURS
-    return Cause.TIMEOUT if dead.timed_out else Cause.DIED
-
-
-def _how_it_ended(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
 
 
 def pids(processes: Iterable[InstanceProcess]) -> list[int]:
