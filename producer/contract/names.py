@@ -101,7 +101,7 @@ class Keys:
     | ``worker(node)`` | string | the last status of one worker, as JSON |
     | ``ceilings(model, kind)`` | hash | the largest batches that fit in one kind of instance |
     | ``host(host)`` | hash | the live workers of one host: until when, and what they may use |
-    | ``lease(instance)`` | string | until when a worker holds an instance, and the worker's token |
+    | ``lease(instance)`` | string | until when an instance is held, by which worker and process |
     | ``replies(client)`` | channel | job ids of that client whose results were stored |
     """
 
