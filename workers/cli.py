@@ -93,9 +93,10 @@ def health(*, node: str | None) -> None:
 def up(*, with_flower: bool, log_level: str) -> None:
     """Run a server and a worker on this machine until Ctrl-C.
 
-    Starts a Valkey server on a free port of the loopback, with its data in a temporary folder,
-    and a worker with one instance for every core. Set FLEET_BROKER_URL to use a server of your
-    own instead. While it runs, Python in this folder finds the broker by itself.
+    Starts a Valkey server on a port of the loopback, and a worker with one instance for every
+    core. The server's port, password and data are kept in .fleet, for the next start. Set
+    FLEET_BROKER_URL to use a server of your own instead. While it runs, Python in this folder
+    finds the broker by itself.
     """
     from workers.up import up as run
 

@@ -1,4 +1,7 @@
-"""A Valkey server for as long as a command runs: loopback only, a password, no trace left."""
+"""A Valkey server for as long as a command runs: loopback only, and with a password.
+
+Its data is gone with it, or stays in a folder for the next one there.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,29 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import secrets
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import redis
 
 from producer.contract.errors import ConfigError
 from workers import children
+from workers.address import Address, write_private
 
 _START_WITHIN_S: Final = 10.0
 _END_WITHIN_S: Final = 5.0
+#: One that is being killed is on its port for an instant more.
+_GONE_WITHIN_S: Final = 1.0
 _PORTS_TRIED: Final = 5
+
+_LOG: Final = "valkey.log"
+
+#: For a server on this machine: it answers at once or not at all.
+_AT_ONCE: Final[Mapping[str, Any]] = {"socket_timeout": 1, "socket_connect_timeout": 1}
 
 #: In a file, because everyone may read the command line of a process.
 _CONFIG: Final = """\
@@ -44,14 +53,23 @@ class Server:
 
     url: str = dataclasses.field(repr=False)
     process: subprocess.Popen[bytes]
+    #: The port that was kept and is taken by another program, where there was one.
+    moved_from: int | None = None
 
 
 @contextlib.contextmanager
-def embedded_server() -> Iterator[Server]:
-    """Run a server for the length of the block; its data is gone with it."""
+def embedded_server(kept: Path | None = None) -> Iterator[Server]:
+    """Run a server for the length of the block. Data, port and password stay in the folder
+    ``kept``, which the caller has to himself; without one nothing stays.
+    """
     binary = _binary()
-    with tempfile.TemporaryDirectory(prefix="fleet-") as name, contextlib.ExitStack() as stack:
-        yield _on_afree_port(stack, binary, Path(name))
+    with contextlib.ExitStack() as stack:
+        if kept is None:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-"))
+            yield _on_a_free_port(stack, binary, Path(name))
+        else:
+            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield _where_it_was(stack, binary, kept)
 
 
 def _binary() -> str:
@@ -70,45 +88,88 @@ def _binary() -> str:
         raise ConfigError(f"{error} Set FLEET_BROKER_URL to use another server.") from error
 
 
-def _on_afree_port(stack: contextlib.ExitStack, binary: str, folder: Path) -> Server:
+def _where_it_was(stack: contextlib.ExitStack, binary: str, folder: Path) -> Server:
+    """Start the server on the address that its folder keeps, or on another if that is taken."""
+    (folder / _LOG).unlink(missing_ok=True)
+    address = Address.kept_in(folder)
+    if address:
+        _end_left_over(address, folder)
+        if address.is_free and (server := _started(stack, binary, folder, address)):
+            return server
+    try:
+        server = _on_a_free_port(stack, binary, folder)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} What it kept is in {folder}: without that it begins anew."
+        ) from error
+    return dataclasses.replace(server, moved_from=address.port if address else None)
+
+
+def _end_left_over(address: Address, folder: Path) -> None:
+    """End the server of a command that was killed, where the kernel did not see to that: two would
+    write one file.
+    """
+    is_ours = False
+    with (
+        contextlib.suppress(redis.RedisError),
+        redis.Redis.from_url(address.url, **_AT_ONCE) as client,
+    ):
+        # A copy of this folder has the same password, and a server of its own.
+        if client.config_get("dir").get("dir") == os.fspath(folder):
+            is_ours = True
+            client.shutdown()
+    deadline_s = time.monotonic() + (_END_WITHIN_S if is_ours else _GONE_WITHIN_S)
+    while not address.is_free and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    if is_ours and not address.is_free:
+        raise ConfigError(f"The server that an earlier command left on port {address.port} stays.")
+
+
+def _on_a_free_port(stack: contextlib.ExitStack, binary: str, folder: Path) -> Server:
     """Start the server; another program can take the port between our look and its start."""
-    log = folder / "valkey.log"
     for _ in range(_PORTS_TRIED):
-        password, port = secrets.token_hex(16), free_port()
-        config = folder / "valkey.conf"
-        config.write_text(_CONFIG.format(port=port, password=password, folder=folder))
-        attempt = contextlib.ExitStack()
-        with attempt:
-            process = attempt.enter_context(
-                children.running(
-                    [binary, os.fspath(config)],
-                    environ=os.environ,
-                    within_s=_END_WITHIN_S,
-                    output=log,
-                )
+        if server := _started(stack, binary, folder, Address.new()):
+            return server
+    raise ConfigError(f"The embedded server does not start: {_last_line(folder / _LOG)}")
+
+
+def _started(
+    stack: contextlib.ExitStack, binary: str, folder: Path, address: Address
+) -> Server | None:
+    config = folder / "valkey.conf"
+    said = _CONFIG.format(port=address.port, password=address.password, folder=_quoted(folder))
+    write_private(config, said)
+    address.keep_in(folder)
+    with contextlib.ExitStack() as attempt:
+        process = attempt.enter_context(
+            children.running(
+                [binary, os.fspath(config)],
+                environ=os.environ,
+                within_s=_END_WITHIN_S,
+                output=folder / _LOG,
             )
-            url = f"redis://:{password}@127.0.0.1:{port}/0"
-            if _answers(process, url):
-                stack.push(attempt.pop_all())
-                return Server(url=url, process=process)
-    raise ConfigError(f"The embedded server does not start: {_last_line(log)}")
+        )
+        if not _answers(process, address.url):
+            return None
+        stack.push(attempt.pop_all())
+        return Server(url=address.url, process=process)
 
 
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _quoted(folder: Path) -> str:
+    return os.fspath(folder).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _answers(process: subprocess.Popen[bytes], url: str) -> bool:
     """Wait for the server's first answer; False when it ended or stays silent."""
-    deadline = time.monotonic() + _START_WITHIN_S
-    with redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1) as client:
-        while process.poll() is None and time.monotonic() < deadline:
+    deadline_s = time.monotonic() + _START_WITHIN_S
+    with redis.Redis.from_url(url, **_AT_ONCE) as client:
+        while process.poll() is None and time.monotonic() < deadline_s:
             try:
                 client.ping()
+            except redis.BusyLoadingError:
+                # It reads what it kept, and says so: that may take any time.
+                deadline_s = time.monotonic() + _START_WITHIN_S
+                time.sleep(0.02)
             except redis.RedisError:
                 time.sleep(0.02)
             else:

@@ -23,7 +23,8 @@ from producer.contract.names import Keys
 from producer.contract.reach import reach
 from producer.contract.settings import Settings
 from workers import children, preflight
-from workers.embedded import embedded_server, free_port
+from workers.address import free_port
+from workers.embedded import embedded_server
 from workers.models import load_models
 from workers.settings import WorkerSettings
 from workers.telemetry.flower_access import Access
@@ -49,6 +50,8 @@ class Broker:
     environ: Mapping[str, str] = dataclasses.field(repr=False)
     #: The embedded server's process; None when FLEET_BROKER_URL names the server.
     process: subprocess.Popen[bytes] | None
+    #: The port on which its server was before, where it could not have it again.
+    moved_from: int | None = None
 
     @property
     def keys(self) -> Keys:
@@ -72,19 +75,28 @@ class Flower:
 
 
 @contextlib.contextmanager
-def broker(worker: WorkerSettings, environ: Mapping[str, str]) -> Iterator[Broker]:
-    """Use the server of FLEET_BROKER_URL, or run one; either is fit for ``worker`` by then."""
+def broker(
+    worker: WorkerSettings, environ: Mapping[str, str], *, kept: Path | None = None
+) -> Iterator[Broker]:
+    """Use the server of FLEET_BROKER_URL, or run one, which keeps what it knows in ``kept``; either
+    is fit for ``worker`` by then.
+    """
     # Before anything is started: a mistake in a file needs no server to be found.
     load_models(worker.config_dir, worker.models or None)
     with contextlib.ExitStack() as stack:
-        process = None
+        process = moved_from = None
         url = environ.get("FLEET_BROKER_URL")
         if not url:
-            server = stack.enter_context(embedded_server())
-            url, process = server.url, server.process
+            server = stack.enter_context(embedded_server(kept))
+            url, process, moved_from = server.url, server.process, server.moved_from
         settings = Settings.from_env({**environ, "FLEET_BROKER_URL": url})
         preflight.check(worker, settings)
-        yield Broker(settings=settings, environ=_for_children(environ, url), process=process)
+        yield Broker(
+            settings=settings,
+            environ=_for_children(environ, url),
+            process=process,
+            moved_from=moved_from,
+        )
 
 
 @contextlib.contextmanager

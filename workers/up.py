@@ -8,19 +8,24 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from typing import Final
 
 import click
 import redis
 
 from producer.contract import queues
 from producer.contract.errors import ConfigError
-from producer.contract.local_broker import NOTE, noted
+from producer.contract.local_broker import NOTE, noting
 from producer.contract.reach import reach
 from producer.contract.settings import redacted
 from workers import children, local
 from workers.settings import WorkerSettings
 
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S: Final = 0.2
+
+#: What the server knows, from one run to the next.
+_KEPT: Final = NOTE.with_name("server")
 
 
 def up(*, with_flower: bool, log_level: str) -> None:
@@ -37,10 +42,13 @@ def up(*, with_flower: bool, log_level: str) -> None:
 
 def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> None:
     settings = WorkerSettings.load()
-    broker = stack.enter_context(local.broker(settings, os.environ))
-    _note(stack, broker.settings.broker_url)
+    # First, so that nobody else is in the folder.
+    note = _note(stack)
+    broker = stack.enter_context(local.broker(settings, os.environ, kept=_KEPT if note else None))
+    if note:
+        note(broker.settings.broker_url)
     # After the worker, which gives back what it claimed, and before the server.
-    stack.callback(_tell_of_the_lost, broker)
+    stack.callback(_tell_of_what_waits, broker, is_kept=note is not None)
     # Flower first, so that it hears the worker's first events and ends after it.
     flower = stack.enter_context(local.flower(broker, settings.config_dir)) if with_flower else None
     worker = stack.enter_context(
@@ -48,7 +56,7 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     )
     # Engines of any size: how long they may take to load is not for us to say.
     words = local.wait_until_ready(broker, worker, tell=_Steps().tell, within_s=math.inf)
-    _introduce(broker, words, flower)
+    _introduce(broker, words, flower, is_noted=note is not None)
     while True:
         time.sleep(_LOOK_EVERY_S)
         _alive(broker, worker)
@@ -63,8 +71,8 @@ def _alive(broker: local.Broker, worker: local.Worker) -> None:
         raise ConfigError(f"The embedded server ended with exit code {code}.")
 
 
-def _tell_of_the_lost(broker: local.Broker) -> None:
-    """Say how many jobs nobody has answered: they end with a server that is of this run only."""
+def _tell_of_what_waits(broker: local.Broker, *, is_kept: bool) -> None:
+    """Say how many jobs nobody has answered, and what becomes of them."""
     if not broker.process or broker.process.poll() is not None:
         return
     with (
@@ -72,16 +80,19 @@ def _tell_of_the_lost(broker: local.Broker) -> None:
         reach(broker.settings.broker_url) as client,
     ):
         held = queues.count(client, broker.keys, queues.find(client, broker.keys)).values()
-        if lost := sum(queue.queued + queue.delayed for queue in held):
-            jobs = "1 job that waits ends" if lost == 1 else f"{lost:,} jobs that wait end"
-            _say(f"{jobs} with this server; one of your own (FLEET_BROKER_URL) keeps them.")
+        if count := sum(queue.queued + queue.delayed for queue in held):
+            jobs = "1 job waits" if count == 1 else f"{count:,} jobs wait"
+            fate = "kept for the next start" if is_kept else "gone with this server"
+            _say(f"{jobs}, and {'is' if count == 1 else 'are'} {fate}.")
 
 
-def _note(stack: contextlib.ExitStack, url: str) -> None:
+def _note(stack: contextlib.ExitStack) -> Callable[[str], None] | None:
+    """Return what notes the URL; None where nothing can be kept beside the clone."""
     try:
-        stack.enter_context(noted(url))
+        return stack.enter_context(noting())
     except OSError as error:
-        _say(f"{NOTE} cannot be written ({error.strerror}): set FLEET_BROKER_URL={url} yourself.")
+        _say(f"{NOTE.parent} cannot be written ({error.strerror}): nothing is kept.")
+        return None
 
 
 class _Steps:
@@ -96,18 +107,18 @@ class _Steps:
             _say(f"instances: {states}")
 
 
-def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | None) -> None:
+def _introduce(
+    broker: local.Broker, words: local.Words, flower: local.Flower | None, *, is_noted: bool
+) -> None:
     url = broker.settings.broker_url
-    # The embedded server's password is of this run, and a second terminal may need it.
-    _say(f"\nbroker   {url if broker.process else redacted(url)}")
+    _say(f"\nbroker   {redacted(url)}")
     _say(f"worker   {words['node']}: {', '.join(words['models'])}")
     if flower:
         _say(f"Flower   {flower.address}  {flower.access.how_to_log_in()}")
     if trouble := local.troubles(words):
         _say(f"not yet  {trouble}")
-    if broker.process and NOTE.exists():
-        url_file = shlex.quote(str(NOTE))
-        _say(f"\nFor an app in another folder:\n\n  export FLEET_BROKER_URL=$(cat {url_file})")
+    if broker.process:
+        _tell_the_address(broker, is_noted=is_noted)
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"
@@ -116,6 +127,15 @@ def _introduce(broker: local.Broker, words: local.Words, flower: local.Flower | 
             '  infer.delay("digits", {"image": x}).get(timeout=10)'
         )
     _say(f"\n`{_fleet()} status` shows what it does. Ctrl-C stops everything.")
+
+
+def _tell_the_address(broker: local.Broker, *, is_noted: bool) -> None:
+    if broker.moved_from:
+        _say(f"new port: another program has {broker.moved_from}; start your apps again.")
+    # A password is shown only where there is no other way to get at it.
+    url = f"$(cat {shlex.quote(str(NOTE))})" if is_noted else broker.settings.broker_url
+    again = " (the same at each start)" if is_noted else ""
+    _say(f"\nFor an app in another folder{again}:\n\n  export FLEET_BROKER_URL={url}")
 
 
 def _fleet() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
@@ -33,16 +33,21 @@ def local_broker_url(note: Path = NOTE) -> str | None:
 
 
 @contextlib.contextmanager
-def noted(url: str, note: Path = NOTE) -> Iterator[None]:
-    """Leave the note for the length of the block; ConfigError when another `fleet up` holds it."""
+def noting(note: Path = NOTE) -> Iterator[Callable[[str], None]]:
+    """Hold the note for the length of the block, and yield what writes the URL into it; ConfigError
+    when another `fleet up` holds it.
+    """
     note.parent.mkdir(mode=0o700, exist_ok=True)
     with os.fdopen(os.open(note, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
         _hold(file, note)
-        try:
-            file.truncate(0)
+
+        def write(url: str) -> None:
             file.write(url)
             file.flush()
-            yield
+
+        try:
+            file.truncate(0)
+            yield write
         finally:
             note.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

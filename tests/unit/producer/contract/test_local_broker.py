@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from producer.contract.errors import ConfigError
-from producer.contract.local_broker import local_broker_url, noted
+from producer.contract.local_broker import local_broker_url, noting
 
 URL = "redis://:secret@127.0.0.1:4000/0"
+
+
+@contextlib.contextmanager
+def noted(url: str, note: Path) -> Iterator[None]:
+    with noting(note) as write:
+        write(url)
+        yield
 
 
 @pytest.fixture
@@ -61,3 +70,8 @@ def test_the_refused_one_leaves_the_note_of_the_first(note: Path) -> None:
             pass
 
         assert local_broker_url(note) == URL
+
+
+def test_before_the_url_is_written_there_is_none(note: Path) -> None:
+    with noting(note):
+        assert local_broker_url(note) is None

@@ -1,0 +1,71 @@
+"""Where the embedded server answers and with what password: kept in its folder, for its return."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Final
+
+_HOST: Final = "127.0.0.1"
+_FILE: Final = "address.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A port of the loopback, and the password that is asked for there."""
+
+    port: int
+    password: str = dataclasses.field(repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@{_HOST}:{self.port}/0"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody listens there at the moment."""
+        with socket.socket() as probe:
+            # As the server itself does: what an ended one left on the port is no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, self.port))
+            except OSError:
+                return False
+        return True
+
+    @classmethod
+    def new(cls) -> Address:
+        return cls(port=free_port(), password=secrets.token_hex(16))
+
+    @classmethod
+    def kept_in(cls, folder: Path) -> Address | None:
+        """Return the address that was kept, if there is one."""
+        try:
+            said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            return cls(port=int(said["port"]), password=str(said["password"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def keep_in(self, folder: Path) -> None:
+        write_private(folder / _FILE, json.dumps(dataclasses.asdict(self)))
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, whole or not at all."""
+    half = path.with_name(f".{path.name}.half")
+    half.unlink(missing_ok=True)
+    with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    half.replace(path)
