@@ -142,6 +142,7 @@ def demo(*, as_json: bool) -> None:
     metavar="INPUT=NUMBER",
     help="The least value that jobs send, as ids=1. May be repeated.",
 )
+@click.option("--no-serve", is_flag=True, help="Ask no worker that runs to serve it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 def add(
     *,
@@ -151,6 +152,7 @@ def add(
     shapes: tuple[str, ...],
     largest: tuple[str, ...],
     least: tuple[str, ...],
+    no_serve: bool,
     as_json: bool,
 ) -> None:
     """Make an ONNX file a model that workers serve, and say how it is run.
@@ -167,7 +169,9 @@ def add(
 
     The file is copied, with the files that hold its weights, to models/NAME of FLEET_CONFIG, or of
     configs/. Beside it a model.toml is written, with comments; it is yours to change. Workers read
-    it when they start. With --replace, the folder that was there is kept as models/.NAME.before.
+    it when they start; those that run on this machine, and serve all other models of the folder,
+    are asked to load it now. With --replace, the folder that was there is kept as
+    models/.NAME.before, and workers that run must be started again.
 
     Values are made up, and sizes where the file leaves them free. A model that takes none of them
     needs --probe-shape, --probe-max or --probe-min, which model.toml keeps.
@@ -181,7 +185,14 @@ def add(
     from workers.adding.command import add as run
     from workers.adding.hints import read_hints
 
-    run(file, name, read_hints(shapes, largest, least), replace=replace, as_json=as_json)
+    run(
+        file,
+        name,
+        read_hints(shapes, largest, least),
+        replace=replace,
+        serves=not no_serve,
+        as_json=as_json,
+    )
 
 
 @click.command()

@@ -7,6 +7,8 @@ known key. What only the engine knows (its tensors, whether rows mix) is for ``p
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -129,6 +131,11 @@ def model_names(config_dir: Path, names: Iterable[str] | None = None) -> list[st
         if name not in there:
             raise ConfigError(f"{root}: there is no model {name!r}.{nearest(name, there)}")
     return wanted
+
+
+def config_words(config_dir: Path) -> str:
+    """Return how a worker says which folder it reads."""
+    return f"{socket.gethostname()}:{os.path.realpath(config_dir)}"
 
 
 def load_model(folder: Path) -> ModelSpec:

@@ -35,6 +35,7 @@ from workers.instances.leases import Leases, token_of
 from workers.instances.leasing import Leasing
 from workers.instances.lives import life_of
 from workers.keeper import Keeper
+from workers.models import config_words
 from workers.processes import Processes, pids
 from workers.rates import Rates
 from workers.scaler import Scaler
@@ -205,6 +206,7 @@ class InstancePool(BasePool):
             "started_unix_s": self._began_unix_s,
             "state": "draining" if self._drain_deadline_s is not None else "running",
             "models": list(self.serving.models),
+            "config": config_words(self.settings.config_dir),
             "wanted": self.wanted,
             **leasing.status(self.leasing),
             "answered_per_s": self._rates.look(instances, now_s=time.monotonic()),

@@ -262,7 +262,7 @@ def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(
 @pytest.mark.parametrize("name", ["", "../x", ".x", "a b", "x" * 65])
 def test_what_cannot_name_a_model_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot name a model"):
-        command.add(DIGITS, name, {}, replace=False, as_json=False)
+        command.add(DIGITS, name, {}, replace=False, serves=False, as_json=False)
 
 
 def test_a_refused_name_is_one_line(config: Path) -> None:

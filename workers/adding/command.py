@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -19,12 +20,14 @@ from rich.console import Console
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
+from producer.contract.settings import Settings
 from workers import children
 from workers.adding import placing, report
 from workers.adding.found import Found
 from workers.adding.graph import read_graph
 from workers.adding.hints import Hints, check, to_json
 from workers.adding.model_file import model_file
+from workers.adding.serving import Served, serve
 from workers.models import MODEL_FILE, load_model
 from workers.settings import WorkerSettings
 
@@ -37,7 +40,9 @@ _ROOT: Final = Path(__file__).resolve().parent.parent.parent
 _END_S: Final = 2.0
 
 
-def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: bool) -> None:
+def add(
+    path: Path, name: str | None, hints: Hints, *, replace: bool, serves: bool, as_json: bool
+) -> None:
     """Add the model and print what was decided; every refusal is a ConfigError."""
     _check_installed()
     name = _name_of(path) if name is None else name
@@ -59,13 +64,23 @@ def add(path: Path, name: str | None, hints: Hints, *, replace: bool, as_json: b
             f"{error.filename or path}: cannot be read or written: {error.strerror}."
         ) from error
     if as_json:
-        click.echo(json.dumps(_as_json(name, folder, found), indent=2))
+        served = _served(name, settings, serves=serves)
+        click.echo(json.dumps(_as_json(name, folder, found, served), indent=2))
         return
-    click.echo("\n".join(report.lines(name, folder, found)))
+    click.echo("\n".join([*report.lines(name, folder, found), ""]))
+    served = _served(name, settings, serves=serves)
+    click.echo("\n".join(report.next_lines(name, found, served)))
     if settings.models and name not in settings.models:
         click.echo(f"\nfleet.toml or FLEET_MODELS lists the models to serve; add {name} there.")
     if kept:
         click.echo(f"\nThe model that was there is kept in {kept}.")
+
+
+def _served(name: str, settings: WorkerSettings, *, serves: bool) -> Served:
+    if not serves:
+        return Served()
+    with _shown(f"asking workers to serve {name}"):
+        return serve(name, settings.config_dir, Settings.from_env())
 
 
 def _add(
@@ -163,11 +178,12 @@ def _check_installed() -> None:
             )
 
 
-def _as_json(name: str, folder: Path, found: Found) -> dict[str, Any]:
+def _as_json(name: str, folder: Path, found: Found, served: Served) -> dict[str, Any]:
     return {
         "model": name,
         "folder": str(folder),
         "max_batch_size": found.max_batch_size,
         "why_batch": report.why_batch(found),
+        "served": dataclasses.asdict(served),
         **found.as_json(),
     }

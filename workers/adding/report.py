@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workers.adding.found import Found, Port
 from workers.adding.hints import WIDER
+from workers.adding.serving import Served
 from workers.adding.speed import AROUND_JOB_S, AROUND_RUN_S
 
 
@@ -97,9 +98,23 @@ def lines(name: str, folder: Path, found: Found) -> Iterator[str]:
     yield f"  precision  {found.precision}"
     yield f"  measured   {plain(found.runtime)} with {threads(found)}"
     yield from (f"             {line}" for line in timing_rows(found))
-    yield ""
-    yield "Next: fleet up (or start your workers again), then in Python:"
+
+
+def next_lines(name: str, found: Found, served: Served) -> Iterator[str]:
+    """Yield what to do now."""
+    if served.trouble:
+        yield f"Not served yet: {plain(served.trouble)}"
+    if served.instances:
+        yield f"Served by {_counted(served.workers, 'worker')}, " + (
+            f"{_counted(served.instances, 'instance')}. In Python:"
+        )
+    else:
+        yield "Next: fleet up (or start your workers again), then in Python:"
     yield f"  {example(name, found)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def example(name: str, found: Found) -> str:

@@ -1,0 +1,93 @@
+"""`fleet add` beside a worker that runs: it serves the new model without a restart, or says why
+not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from producer.client import Client
+from tests import onnx_models
+from tests.support.commands import FLEET, run_command
+from tests.support.servers import TestServer
+from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
+from workers.models import config_words
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
+
+DIGITS = onnx_models.DIGITS / "digits.onnx"
+
+
+@pytest.fixture(scope="module")
+def worker(server: TestServer) -> Iterator[Worker]:
+    """Run two instances that serve all that their folder holds."""
+    with (
+        config_folder({"scripted": {**SCRIPTED, "options": {}}}) as config,
+        running_worker(server, config, node="adding", instances=2) as running,
+    ):
+        yield running
+
+
+def add(server: TestServer, config: Path, *words: str) -> str:
+    ran = run_command(
+        *(*FLEET, "add", str(DIGITS), *words),
+        FLEET_CONFIG=str(config),
+        FLEET_BROKER_URL=server.url,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def test_a_model_is_served_as_soon_as_it_is_added(
+    server: TestServer, fleet: Client, worker: Worker
+) -> None:
+    worker.wait_ready(2)
+    pids = worker.ready_pids()
+
+    said = add(server, worker.config, "--name", "mine")
+
+    assert "Served by 1 worker, 2 instances. In Python:" in said
+    assert "start your workers again" not in said
+    with np.load(onnx_models.DIGITS / "test.npz") as file:
+        reply = fleet.submit("mine", {"image": file["image"][:1]}).reply(5)
+    assert reply.outputs["scores"].shape == (1, 10)
+    assert worker.ready_pids() == pids
+
+
+def test_a_model_may_be_added_for_later(server: TestServer, worker: Worker) -> None:
+    worker.wait_ready(2)
+
+    said = add(server, worker.config, "--name", "later", "--no-serve")
+
+    assert "Next: fleet up (or start your workers again)" in said
+    assert "later" not in worker.status()["models"]
+
+
+def test_a_worker_that_was_told_what_to_serve_is_let_alone(
+    server: TestServer, worker: Worker, tmp_path: Path
+) -> None:
+    """As the one that lacks a model of the folder here, and whoever reads another folder."""
+    worker.wait_ready(2)
+
+    for name, config in (("third", worker.config), ("alone", tmp_path)):
+        said = json.loads(add(server, config, "--name", name, "--json"))
+
+        assert said["served"] == {"workers": 0, "instances": 0, "trouble": ""}
+        assert name not in worker.status()["models"]
+
+
+def test_a_model_that_no_worker_can_load_is_told(server: TestServer, tmp_path: Path) -> None:
+    small = {"memory_limit_bytes": 1}
+    with config_folder({"scripted": {**SCRIPTED, "options": {}}}) as config:
+        (config / "fleet.toml").write_text("".join(f"{k} = {v}\n" for k, v in small.items()))
+        with running_worker(server, config, node="small") as running:
+            said = add(server, config, "--name", "large")
+
+            assert running.status()["config"] == config_words(config)
+    assert "Not served yet: " in said
+    assert "Next: fleet up" in said
