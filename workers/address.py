@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import secrets
 import socket
 from pathlib import Path
@@ -12,6 +13,11 @@ from typing import Final
 
 _HOST: Final = "127.0.0.1"
 _FILE: Final = "address.json"
+
+#: Ports that no system gives to whoever connects somewhere, so that they are free the next time;
+#: and a client that tries again and again while nobody listens would end up with itself.
+_LASTING: Final = range(20_000, 30_000)
+_TRIES: Final = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,12 @@ class Address:
 
     @classmethod
     def new(cls) -> Address:
-        return cls(port=free_port(), password=secrets.token_hex(16))
+        """Return one with a password that nobody knows, on a port that nobody listens on."""
+        password = secrets.token_hex(16)
+        tried = (cls(port=port, password=password) for port in random.sample(_LASTING, _TRIES))
+        return next(
+            (each for each in tried if each.is_free), cls(port=free_port(), password=password)
+        )
 
     @classmethod
     def kept_in(cls, folder: Path) -> Address | None:

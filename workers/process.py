@@ -160,14 +160,7 @@ def start(
     The thread that calls this must last as long as this process: the kernel ends the child when the
     thread that started it ends. Raises OSError where the machine has no room for a process.
     """
-    read_fd, write_fd = os.pipe()
-    try:
-        popen = _spawn(environ, write_fd)
-    except OSError:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
+    popen, read_fd, write_fd = _spawn(environ)
     running = InstanceProcess(
         consumer=holder_name(node=node, slot=slot, number=number, pid=popen.pid),
         popen=popen,
@@ -189,11 +182,20 @@ def start(
     return running
 
 
-def _spawn(environ: Mapping[str, str], report_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(environ: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int, int]:
+    """Return the process, our end of its report pipe, and its own end's number there."""
+    read_fd, write_fd = os.pipe()
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        [sys.executable, "-m", "workers.birth", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        pass_fds=(report_fd,),
-        env={**os.environ, "PYTHONPATH": path, **environ},
-    )
+    try:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "workers.birth", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            pass_fds=(write_fd,),
+            env={**os.environ, "PYTHONPATH": path, **environ},
+        )
+    except OSError:
+        os.close(read_fd)
+        raise
+    finally:
+        os.close(write_fd)
+    return popen, read_fd, write_fd
