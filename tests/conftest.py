@@ -16,6 +16,10 @@ from tests.support.servers import TestServer, binaries, running_server
 for name in [name for name in os.environ if name.startswith("FLEET_")]:
     del os.environ[name]
 
+# A thousand processes are started here. Where nobody may keep bytecode, as images like to have it,
+# each would compile every module anew, for half of the time that it takes to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Where the tests run in a script's background SIGINT is ignored, under nohup SIGHUP, and so they
 # would be in every process that is started here; now those start with the usual meaning.
 signal.signal(signal.SIGINT, signal.default_int_handler)
