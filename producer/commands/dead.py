@@ -6,20 +6,22 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 import redis
 
-from producer import requeue as undead
 from producer.commands.output import Refused, json_option, print_json, print_table
-from producer.contract.blobs import Blobs
 from producer.contract.names import Keys, is_stream_queue, queue_of
 from producer.contract.queues import find
 from producer.contract.reach import reach
 from producer.contract.settings import Settings
-from producer.dead import DeadLetter, letters
-from producer.requeue import Requeued
+
+# Letters are read and requeued with what knows the wire format, arrays and all. Every `fleet`
+# command imports this module, and only these here shall wait for that.
+if TYPE_CHECKING:
+    from producer.dead import DeadLetter
+    from producer.requeue import Requeued
 
 T = TypeVar("T")
 
@@ -104,11 +106,13 @@ def dead_requeue(*, jobs: tuple[str, ...], every: bool, queue: str | None, as_js
     is answered: one line on standard error says why, and the exit code is 2; the others are
     requeued all the same. A job that nobody can read becomes a dead letter again.
     """
+    from producer.requeue import Requeued, requeue
+
     settings = Settings.from_env()
     chosen, stay = _choose(settings, jobs, every=every, queue=queue)
     with reach(settings.broker_url) as client, _results(settings) as results:
         keys = Keys(prefix=settings.prefix)
-        said = undead.requeue(client, keys, chosen, results=results, blob_ttl_s=settings.blob_ttl_s)
+        said = requeue(client, keys, chosen, results=results, blob_ttl_s=settings.blob_ttl_s)
         ends = list(_with_bar(said, len(chosen), "requeueing"))
     done = [letter for letter, end in ends if end is Requeued.REQUEUED]
     # Who asks for all of them does not mind that somebody else was faster.
@@ -128,12 +132,15 @@ def dead_purge(
 
     What their senders were told stays as it is.
     """
+    from producer.contract.blobs import Blobs
+    from producer.requeue import purge
+
     settings = Settings.from_env()
     chosen, stay = _choose(settings, jobs, every=every, queue=queue)
     if chosen and not yes:
         raise Refused(f"This deletes {_count(chosen)} for good. Say --yes if that is meant.")
     with reach(settings.broker_url) as client:
-        said = undead.purge(client, Blobs.of(settings), chosen)
+        said = purge(client, Blobs.of(settings), chosen)
         done = [letter for letter, was in _with_bar(said, len(chosen), "purging") if was]
     _tell("purged", done, stay, as_json=as_json)
 
@@ -173,6 +180,8 @@ def choose(
 
 
 def _all_letters(settings: Settings, queue: str | None = None) -> list[DeadLetter]:
+    from producer.dead import letters
+
     # A list, not a stream: a job that dies again while others are requeued is not among them.
     keys = Keys(prefix=settings.prefix)
     with reach(settings.broker_url) as client:
@@ -188,6 +197,8 @@ def _names(letter: DeadLetter) -> set[str]:
 
 
 def _name(letter: DeadLetter, end: Requeued) -> str:
+    from producer.requeue import Requeued
+
     return letter.letter_id if end is Requeued.TWIN else letter.job_id or letter.letter_id
 
 

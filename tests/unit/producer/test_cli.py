@@ -45,6 +45,20 @@ def test_help_teaches_where_to_begin() -> None:
         assert words in result.output
 
 
+def test_help_waits_for_nothing_that_reads_arrays() -> None:
+    script = (
+        "import sys; from producer.entry import main; sys.argv[1:] = ['--help']\n"
+        "try: main()\n"
+        "finally: assert not {'numpy', 'kombu', 'celery'} & set(sys.modules), 'heavy'"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "command",
     [
