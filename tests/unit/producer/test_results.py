@@ -183,7 +183,7 @@ def test_news_of_a_group_renew_its_default(settings: Settings, client: Any) -> N
 
     def answer() -> None:
         for i in range(4):
-            time.sleep(0.6)
+            time.sleep(0.4)
             store_result(app, client, f"{i}", states.SUCCESS, i)
 
     thread = threading.Thread(target=answer)
