@@ -9,7 +9,7 @@ COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose 
 
 ROUNDS ?= 20
 MINUTES ?= 45
-FILES ?= 2
+FILES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up compose-up compose-test test test-servers check format chaos chaos-long soak bench clean
@@ -29,8 +29,8 @@ compose-up: .env  ## Redis, workers and Flower in containers; the first time wit
 compose-test:  ## kill, scale and stop containers under 2,000 jobs (2 minutes)
 	$(PYTHON) -m tests.compose.run
 
-test: .venv/dev.stamp  ## unit, contract and integration tests, FILES=2 of them at a time
-	$(BIN)/python -m pytest -m "not chaos and not gpu" -n $(FILES) --dist loadfile
+test: .venv/dev.stamp  ## unit, contract and integration tests, FILES=3 of their files at a time
+	$(BIN)/python -m pytest -m "not chaos and not gpu" -n $(FILES) --dist loadfile --no-loadscope-reorder
 
 test-servers: .venv/dev.stamp  ## the scripts on every server found, and on SERVERS="/path/to/redis-server ..."
 	$(BIN)/python -m pytest -m scripts
