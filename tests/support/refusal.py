@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,20 +35,34 @@ def refusal(
         "PYTHONPATH": str(ROOT),
         **(environ or {}),
     }
-    began_s = time.monotonic()
-    ran = subprocess.run(
-        [*command, *options],
-        env=variables,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began_s = time.monotonic()
+        process = subprocess.Popen(
+            [*command, *options], env=variables, cwd=ROOT, stdout=out, stderr=err
+        )
+        try:
+            took_s = _end_of(process.pid) - began_s
+        finally:
+            process.kill()
+            status = process.wait()
+        output, errors = (os.pread(file.fileno(), 1 << 20, 0).decode() for file in (out, err))
 
-    assert time.monotonic() - began_s < within_s
-    assert ran.returncode == 2
-    assert ran.stdout == ""
-    (line,) = ran.stderr.splitlines()
+    assert took_s < within_s
+    assert (status, output) == (2, "")
+    (line,) = errors.splitlines()
     assert line.startswith("fleet: ")
     return line
+
+
+def _end_of(pid: int) -> float:
+    """Wait for the end of a process; returns when that would have been, in monotonic time, had it
+    not waited for processors that others used.
+    """
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    ended_s = time.monotonic()
+    try:
+        _, queued_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except OSError:
+        # Not Linux: the time counts as it is.
+        return ended_s
+    return ended_s - int(queued_ns) / 1e9
