@@ -106,12 +106,15 @@ def test_a_lost_publish_does_not_hang_get(infer: Infer, app: FleetApp, client: A
 
 
 def test_get_keeps_a_short_timeout(infer: Infer) -> None:
-    began = time.monotonic()
+    took_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        with pytest.raises(CeleryTimeoutError, match="`fleet queue` says what waits"):
+            infer.AsyncResult("never").get(timeout=0.2)
+        took_s.append(time.monotonic() - began_s)
 
-    with pytest.raises(CeleryTimeoutError, match="`fleet queue` says what waits"):
-        infer.AsyncResult("never").get(timeout=0.2)
-
-    assert time.monotonic() - began < 0.6
+    # A busy machine adds to some of them; a wait that is too long would be too long each time.
+    assert min(took_s) < 0.6
 
 
 def test_a_group_is_joined(infer: Infer, worker: Worker) -> None:
