@@ -132,9 +132,9 @@ def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
                 (*FLEET, "dead", "show", poison.id),
                 (*FLEET, "dead", "purge", "--all", "--yes"),
                 # Named, so that they need not wait for what others might answer.
-                (*CELERY, "inspect", "-d", worker.node, "stats"),
-                (*CELERY, "inspect", "-d", worker.node, "active"),
-                (*CELERY, "control", "-d", worker.node, "autoscale", "2", "1"),
+                (*CELERY, "inspect", "-d", worker.node, "-t", "10", "stats"),
+                (*CELERY, "inspect", "-d", worker.node, "-t", "10", "active"),
+                (*CELERY, "control", "-d", worker.node, "-t", "10", "autoscale", "2", "1"),
             )
         ]
         with fleet_app(Settings(broker_url=users["fleet-people"])) as (app, _):

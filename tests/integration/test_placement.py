@@ -214,7 +214,8 @@ def test_a_model_that_is_cancelled_finishes_what_runs_and_starts_nothing_more(
 
 
 def test_the_command_line_does_the_same(worker: Worker) -> None:
-    command = [sys.executable, "-m", "celery", "-A", "workers.app", "control", "-d", NODE]
+    command = [sys.executable, "-m", "celery", "-A", "workers.app", "control"]
+    command += ["-d", NODE, "-t", "10"]
 
     ran = subprocess.run(
         [*command, "add_consumer", "fleet.first"],

@@ -79,7 +79,9 @@ def test_everything_works_with_a_prefix_and_touches_no_key_without_it(
 
     assert worker.node in run_command(*FLEET, "status", **environ).stdout
     assert poison.id in run_command(*FLEET, "dead", "list", **environ).stdout
-    assert "pong" in run_command(*CELERY, "inspect", "ping", **environ).stdout
+    # Named, it ends with the answer; a busy machine may need longer than the second by default.
+    asked = (*CELERY, "inspect", "-d", worker.node, "-t", "10", "ping")
+    assert "pong" in run_command(*asked, **environ).stdout
     with redis_client(environ["FLEET_BROKER_URL"].replace("fenced:secret@", "")) as everybody:
         assert all(key.startswith(PREFIX.encode()) for key in everybody.keys("*"))
         refused: Any = everybody.acl_log()

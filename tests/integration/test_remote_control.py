@@ -254,10 +254,16 @@ def test_events_are_on_from_the_start(app: Celery) -> None:
     ids=" ".join,
 )
 def test_the_command_line_says_the_same(worker: Worker, command: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "celery", "-A", "workers.app", *command, "-d", NODE]
+    celery = [sys.executable, "-m", "celery", "-A", "workers.app"]
+    options = ["-d", NODE, "-t", "10"]
 
     ran = subprocess.run(
-        command, env=worker.environ, cwd=ROOT, capture_output=True, text=True, check=False
+        [*celery, *command, *options],
+        env=worker.environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert ran.returncode == 0, ran.stderr

@@ -35,8 +35,8 @@ def test_replies_commands_and_celery_name_the_runtime_and_why(
         models = json.loads(run_command(*FLEET, "models", "--json", **environ).stdout)
         table = run_command(*FLEET, "models", COLUMNS="200", **environ).stdout
         status = run_command(*FLEET, "status", COLUMNS="200", **environ).stdout
-        inspect = make_app(Settings(broker_url=server.url)).control.inspect([worker.node])
-        stats = inspect.stats() or {}
+        control = make_app(Settings(broker_url=server.url)).control
+        stats = control.inspect([worker.node], timeout=5).stats() or {}
 
     assert reply.runtime.startswith("onnxruntime 1.")
     (instance,) = models["my"]["instances"][:1]

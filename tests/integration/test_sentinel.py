@@ -44,7 +44,9 @@ def test_everybody_finds_the_master_though_the_first_sentinel_is_gone(
         by_kombu = infer.apply_async(("scripted", {"x": row()}), countdown=0.1).get(timeout=20)
         reply = client.submit("scripted", {"x": row()}).reply(timeout_s=20)
         status = run_command(*FLEET, "status", FLEET_BROKER_URL=url)
-        ping = run_command(*CELERY, "inspect", "ping", FLEET_BROKER_URL=url)
+        # Named, it ends with the answer; a busy machine may need longer than the second by default.
+        asked = (*CELERY, "inspect", "-d", "w1@test", "-t", "10", "ping")
+        ping = run_command(*asked, FLEET_BROKER_URL=url)
 
     assert np.array_equal(answer["y"], reply.outputs["y"])
     assert np.array_equal(answer["y"], by_kombu["y"])

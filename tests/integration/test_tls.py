@@ -78,7 +78,9 @@ def test_everybody_works_over_tls(
         answer = infer.delay("scripted", {"x": row()}).get(timeout=20)
         reply = client.submit("scripted", {"x": row()}).reply(timeout_s=20)
         status = run_command(*FLEET, "status", FLEET_BROKER_URL=url)
-        ping = run_command(*CELERY, "inspect", "ping", FLEET_BROKER_URL=url)
+        # Named, it ends with the answer; a busy machine may need longer than the second by default.
+        asked = (*CELERY, "inspect", "-d", "w1@test", "-t", "10", "ping")
+        ping = run_command(*asked, FLEET_BROKER_URL=url)
         page = FleetBroker(settings).read({"celery"})
 
     assert np.array_equal(answer["y"], reply.outputs["y"])

@@ -200,6 +200,7 @@ def test_a_client_that_is_gone_leaves_nothing_in_redis(
     wait_until(gone, what="silence")
 
 
+@pytest.mark.timeout(150)
 def test_ten_thousand_jobs_leave_no_memory_behind(
     fleet: Client, app: FleetApp, client: Any
 ) -> None:
