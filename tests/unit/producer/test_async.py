@@ -41,6 +41,12 @@ def threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("fleet-")}
 
 
+def wait_for_silence(client: Any) -> None:
+    """Wait until the threads of tests before have ended: clients of one server share them."""
+    gc.collect()
+    wait_until(lambda: not client.pubsub_channels(), what="nobody who listens")
+
+
 async def until(holds: Callable[[], Any], *, what: str) -> None:
     await asyncio.to_thread(wait_until, holds, what=what)
 
@@ -52,9 +58,7 @@ async def number(answer: Awaitable[Any]) -> int:
 def test_a_client_for_each_request_costs_no_thread_and_no_connection(
     settings: Settings, worker: Worker, client: Any
 ) -> None:
-    gc.collect()
-    # The test before may have closed its client a moment ago.
-    wait_until(lambda: not client.pubsub_channels(), what="nobody who listens")
+    wait_for_silence(client)
     others = threads()
     before = len(client.client_list())
     seen: list[tuple[int, int, int]] = []
@@ -339,7 +343,10 @@ def test_a_loop_that_is_closed_while_a_job_is_awaited_hinders_nobody(
     assert not job._on_done
 
 
-def test_loops_in_several_threads_share_a_client(fleet: Client, worker: Worker) -> None:
+def test_loops_in_several_threads_share_a_client(
+    fleet: Client, worker: Worker, client: Any
+) -> None:
+    wait_for_silence(client)
     others = threads()
 
     async def ask(first: int) -> list[int]:
