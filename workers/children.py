@@ -76,20 +76,27 @@ def ended_by_signals() -> Iterator[Callable[[], None]]:
 
     What is yielded says, when it is called, that from then on any signal comes too late.
     """
-    ended = False
+    over = False
+    asked: int | None = None
 
     def too_late() -> None:
-        nonlocal ended
-        ended = True
+        nonlocal over
+        over = True
 
     def handle(signum: int, _frame: FrameType | None) -> None:
-        nonlocal ended
-        if not ended:
-            ended = True
+        nonlocal over, asked
+        if not over:
+            over, asked = True, signum
             raise Ended(signum)
 
     with _handled_by(handle):
-        yield too_late
+        try:
+            yield too_late
+        except Exception as error:
+            if asked is None:
+                raise
+            # A library in C that was being imported makes an error of its own of what we raised.
+            raise Ended(asked) from error
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -107,8 +108,14 @@ class Blobs:
     over_bytes: int
     #: How long an array waits for its job.
     ttl_s: int
-    #: Empty: Redis.
+    #: Empty: Redis. It may hold a password.
     url: str = dataclasses.field(default="", repr=False)
+    #: Tells two of them apart: kombu takes connections whose options read alike for the same.
+    place: str = dataclasses.field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(self.url.encode()).hexdigest()[:8]
+        object.__setattr__(self, "place", digest if self.url else Where.REDIS)
 
     @classmethod
     def of(cls, settings: Settings) -> Blobs:

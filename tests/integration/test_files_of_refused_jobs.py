@@ -135,3 +135,15 @@ def test_what_is_sent_again_to_a_server_that_is_full_by_then_leaves_the_first_it
 
     assert is_full(refusal.value)
     assert len([*emptied.scan_iter(f"{KEYS.blob('')}*", count=1000)]) == 2
+
+
+def test_fleets_of_one_server_put_the_files_of_their_jobs_where_each_of_them_says(
+    server: TestServer, emptied: redis.Redis, folder: Path
+) -> None:
+    folders = [folder / "one", folder / "two"]
+
+    for each in folders:
+        for send in by_celery(settings_of(server.url, each)):
+            send()
+
+    assert [len(files(each)) for each in folders] == [2, 2]

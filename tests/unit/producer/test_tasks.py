@@ -148,10 +148,12 @@ def test_a_group_is_sent_to_the_queues_of_its_models(infer: Infer, client: Any) 
 
 
 def test_sending_subscribes_to_nothing(infer: Infer, client: Any) -> None:
+    others: Any = client.pubsub_channels()
     infer.delay("digits", {"image": ROW})
     group(infer.s("digits", {"image": ROW}) for _ in range(2)).apply_async()
 
-    assert client.pubsub_channels() == []
+    # Those of tests before it may be gone by now.
+    assert set(client.pubsub_channels()) <= set(others)
 
 
 def test_an_unknown_model_is_refused_once_any_is_known(infer: Infer, client: Any) -> None:
