@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -66,8 +67,9 @@ def _alive(broker: local.Broker, worker: local.Worker) -> None:
     if (code := worker.process.poll()) is not None:
         raise ConfigError(f"The worker ended with exit code {code}.")
     if broker.process and (code := broker.process.poll()) is not None:
-        # There is nothing to give back to. The second signal, when all is stopped, is immediate.
-        worker.process.terminate()
+        # There is nothing to give back to, so nothing is waited for. Not SIGTERM: of two that come
+        # together, its own and that of the end of the block, a process sees one.
+        worker.process.send_signal(signal.SIGQUIT)
         raise ConfigError(f"The embedded server ended with exit code {code}.")
 
 
