@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -11,9 +12,10 @@ from celery import Celery
 from celery.app.control import Control
 from kombu.transport import TRANSPORT_ALIASES
 
-from producer.contract import wire
+from producer.contract import live, wire
 from producer.contract.blobs import Blobs
-from producer.contract.names import INFER_TASK, queue_of
+from producer.contract.names import INFER_TASK, Keys, queue_of
+from producer.contract.reach import reach
 from producer.contract.results import BACKEND
 from producer.contract.settings import (
     CONNECT_TIMEOUT_S,
@@ -27,6 +29,9 @@ _ALIASES: Final = {
     "fleet": "producer.transport:Transport",
     "fleets": "producer.transport:TlsTransport",
 }
+
+#: Commands about the queues that a worker takes jobs from.
+_OF_SERVING: Final = frozenset({"add_consumer", "cancel_consumer"})
 
 
 def register_transport() -> None:
@@ -44,6 +49,32 @@ class FleetControl(Control):
     def __init__(self, app: Celery) -> None:
         super().__init__(app)
         self.mailbox.serializer = "json"
+
+    def broadcast(
+        self,
+        command: str,
+        arguments: Any = None,
+        destination: Any = None,
+        *args: Any,
+        reply: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Send ``command``; what to serve is asked of fleet workers alone, unless some are named.
+
+        An app's own worker on the same Redis would do as it is told: read the list of the queue,
+        and fail the jobs that wait there for the fleet.
+        """
+        if command in _OF_SERVING and not destination:
+            destination = self._fleet_nodes()
+            if not destination:
+                return [] if reply else None
+        return super().broadcast(command, arguments, destination, *args, reply=reply, **options)
+
+    def _fleet_nodes(self) -> list[str]:
+        settings = self.app.settings
+        with reach(settings.broker_url) as client:
+            found = live.workers(client, Keys(prefix=settings.prefix), now_unix_s=time.time())
+        return [worker["node"] for worker in found]
 
 
 class FleetApp(Celery):

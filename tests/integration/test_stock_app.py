@@ -14,7 +14,9 @@ import pytest
 import redis
 from celery import Celery
 
+from producer.contract.app import make_app
 from producer.contract.names import Keys
+from producer.contract.settings import Settings
 from tests.support.engines import Do, starts
 from tests.support.servers import TestServer
 from tests.support.stock import Stock
@@ -244,6 +246,19 @@ def test_no_other_list_is_read(worker: Worker, app: Celery, broker: redis.Redis)
 
     assert broker.llen("celery") == 100
     broker.delete("celery")
+
+
+def test_an_apps_own_worker_is_not_told_to_read_a_queue_of_the_fleet(
+    worker: Worker, stock: Stock, app: Celery, broker: redis.Redis, server: TestServer
+) -> None:
+    fleet = make_app(Settings(broker_url=server.url))
+
+    with stock.running_worker():
+        replies = fleet.control.add_consumer(QUEUE, reply=True, timeout=5)
+        answers = [meta_of(broker, send(app, 0, 0, number))["status"] for number in range(10)]
+
+    assert [node for reply in replies for node in reply] == [f"{NODE}@test"]
+    assert answers == ["SUCCESS"] * 10
 
 
 @pytest.mark.parametrize("count", [5_000, pytest.param(20_000, marks=pytest.mark.chaos)])
