@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,14 @@ def named_class(spec: ModelSpec, named: str, *, key: str) -> Any:
     if kind is None:
         raise ConfigError(f"{spec.name}: {module_name} holds no {class_name!r}.")
     return kind
+
+
+def has_module(spec: ModelSpec, named: str) -> bool:
+    """Return whether there is a module of the name, without running any of it."""
+    module_name = named.partition(":")[0]
+    if _lies_beside(spec.folder, module_name):
+        return True
+    return importlib.util.find_spec(module_name.partition(".")[0]) is not None
 
 
 def _module_beside(spec: ModelSpec, module_name: str) -> ModuleType | None:

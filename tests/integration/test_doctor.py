@@ -265,6 +265,21 @@ def test_weights_that_are_missing_beside_a_file_are_an_error(doctor: Doctor, fol
     assert "weights.data, which is not there" in found["model my"]["text"]
 
 
+def test_code_that_is_not_there_is_an_error_and_what_is_there_is_not_run(
+    doctor: Doctor, folder: Path
+) -> None:
+    file = folder / "models" / "my" / "model.toml"
+    file.write_text(f'code = "mine:Mine"\n{file.read_text()}')
+
+    code, found = doctor()
+    (file.parent / "mine.py").write_text("raise SystemExit(7)")
+    code_then, found_then = doctor()
+
+    assert (code, code_then) == (2, 0)
+    assert "mine is neither in" in found["model my"]["text"]
+    assert "mine:Mine, runs in workers alone" in found_then["model my"]["text"]
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning(doctor: Doctor, folder: Path) -> None:
     code, found = doctor(FLEET_CACHE=str(folder / "fleet.toml" / "cache"))
     (folder / "fleet.toml").write_text("")

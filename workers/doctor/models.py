@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from producer.contract.errors import ConfigError
+from workers.beside import has_module
 from workers.finding import Finding, State
 from workers.models import MODEL_FILE, ModelSpec, load_models, model_names
 from workers.settings import WorkerSettings
@@ -48,8 +49,14 @@ def _files(check: str, spec: ModelSpec) -> Finding:
         if problem := why_not_sound(path):
             do = "Export it again, unless workers load it all the same."
             return Finding(check, State.WARNING, f"{path}: {problem}", do)
+    if spec.code and not has_module(spec, spec.code):
+        module = spec.code.partition(":")[0]
+        text = f"code {spec.code!r}: {module} is neither in {spec.folder} nor installed."
+        return Finding(check, State.ERROR, text, f"Put {module}.py there, or mend `code`.")
     ladder = ", ".join(spec.ladder)
     text = f"{spec.precision}, and when memory runs out {ladder}; its files can be read."
+    if spec.code:
+        text += f" Its code, {spec.code}, runs in workers alone: `fleet models` says how it fares."
     return Finding(check, State.OK, text)
 
 
