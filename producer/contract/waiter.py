@@ -191,11 +191,10 @@ def _timeout(
     awaited: _Awaited, patience: Patience, trouble: Exception | None
 ) -> CeleryTimeoutError:
     missing = len(awaited.leaves)
-    what = "The result is" if missing == 1 else f"{missing} results are"
-    why = (
-        "Their jobs wait, run, or are lost with a Redis that was emptied: `fleet queue` says what "
-        "waits. "
-    )
+    what, jobs = f"{missing} results are", "Their jobs wait, run, or are"
+    if missing == 1:
+        what, jobs = "The result is", "Its job waits, runs, or is"
+    why = f"{jobs} lost with a Redis that was emptied: `fleet queue` says what waits. "
     if isinstance(trouble, OperationalError):
         why = f"{trouble} "
     elif trouble is not None:

@@ -24,7 +24,7 @@ def model_file(name: str, file: str, found: Found, hints: Hints) -> str:
 
 def _head(name: str, file: str, found: Found) -> Iterator[str]:
     yield f"# Written by `fleet add` from {plain(file)}; yours to change."
-    yield "# Workers read it when they start. Every key: configs/models/digits/model.toml."
+    yield "# After a change start the workers again. Every key: configs/models/digits/model.toml."
     yield f'# In an app: infer.delay("{name}", {{...}}), with the inputs below by name.'
     yield ""
     yield "# What answers as long as memory suffices: the entry of [engines] below."

@@ -164,14 +164,23 @@ def test_refused_credentials_end_a_wait_at_once(settings: Settings) -> None:
         infer.AsyncResult("x").get(timeout=20)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_result_that_never_comes_ends_by_the_default(settings: Settings, grouped: bool) -> None:
+@pytest.mark.parametrize(
+    ("grouped", "says"),
+    [
+        (False, ("The result is not there", "Its job waits, runs, or is lost")),
+        (True, ("2 results are not there", "Their jobs wait, run, or are lost")),
+    ],
+)
+def test_a_result_that_never_comes_ends_by_the_default(
+    settings: Settings, grouped: bool, says: tuple[str, str]
+) -> None:
     app = make_app(dataclasses.replace(settings, reply_timeout_s=0.3))
     infer = register(app)
     jobs = [infer.delay("digits", {"image": ROW}) for _ in range(2)]
     result = GroupResult("both", jobs, app=app) if grouped else jobs[0]
 
-    with pytest.raises(CeleryTimeoutError, match=r"0\.3 s \(FLEET_REPLY_TIMEOUT_S\).*math\.inf"):
+    wait = r" after 0\.3 s \(FLEET_REPLY_TIMEOUT_S\)\. "
+    with pytest.raises(CeleryTimeoutError, match=rf"{wait.join(says)}.*math\.inf"):
         result.get()
 
     infer.publisher.close()
