@@ -76,8 +76,10 @@ def dead_show(job: str, as_json: bool) -> None:
         print_json([letter.about() for letter in found])
         return
     for letter in found:
-        for name, value in letter.about().items():
-            click.echo(f"{name:<14} {value}")
+        about = letter.about()
+        width = max(map(len, about))
+        for name, value in about.items():
+            click.echo(f"{name:<{width}}  {value}")
 
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:

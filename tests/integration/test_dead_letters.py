@@ -93,7 +93,9 @@ def test_a_dead_letter_says_why_and_not_what(
     assert by_code["BAD_MESSAGE"]["job_id"] == ""
     assert by_code["BAD_MESSAGE"]["sizes_bytes"] == {"hello": 13}
     assert f"fleet dead show {poison.id}" in told
-    assert "WORKER_LOST" in shown.output
+    longest = "large_arrays_bytes"
+    assert f"{longest}  0\n" in shown.output
+    assert f"{'code':<{len(longest)}}  WORKER_LOST\n" in shown.output
     assert poison.id in table.output
     for said in (json.dumps(listed), shown.output, table.output):
         assert "canary" not in said
