@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -64,13 +63,8 @@ class Publisher:
         self.keys = Keys(prefix=settings.prefix)
         self.blobs = Blobs.of(settings)
         self._url = settings.broker_url
-        # The pool only makes connections, and counts all that it ever made: redis-py 8.1 stops at
-        # 100 of them where nothing is said.
-        options = {
-            "socket_timeout": _ANSWER_S,
-            "health_check_interval": 0,
-            "max_connections": sys.maxsize,
-        }
+        # The pool only makes connections, and counts all that it ever made.
+        options = {"socket_timeout": _ANSWER_S, "health_check_interval": 0}
         self._pool = redis_client(settings.broker_url, **options).connection_pool
         #: Connections and when they were last used, in monotonic time.
         self._idle: list[tuple[Any, float]] = []

@@ -26,6 +26,7 @@ from producer.contract.blobs import Blobs, Named, Spilled, named_in
 from producer.contract.names import INFER_TASK, Keys
 from producer.contract.patience import Patience
 from producer.contract.settings import (
+    ANY_NUMBER,
     CONNECT_TIMEOUT_S,
     HEALTH_CHECK_INTERVAL_S,
     SOCKET_TIMEOUT_S,
@@ -353,6 +354,7 @@ class FleetBackend(ReadingBackend):
         _, _, rest = url.partition("://")
         options = {
             **defaults,
+            "max_connections": defaults["max_connections"] or ANY_NUMBER,
             "socket_timeout": SOCKET_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_keepalive": True,

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import ssl
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -32,6 +33,9 @@ CONNECT_TIMEOUT_S: Final = 2.0
 SOCKET_TIMEOUT_S: Final = 10.0
 #: A connection that was idle for longer is asked for a PONG before it is used.
 HEALTH_CHECK_INTERVAL_S: Final = 5
+#: What a pool may open: threads that wait at once are as many as an app has. Where nothing is said,
+#: redis-py 8.1 stops at 100.
+ANY_NUMBER: Final = sys.maxsize
 #: A look at results that gets no answer in this time is given up: the next one follows soon.
 _LOOK_TIMEOUT_S: Final = 2.0
 
@@ -147,6 +151,7 @@ class Server:
             "health_check_interval": HEALTH_CHECK_INTERVAL_S,
             # redis-py would repeat a command three times, with pauses of seconds between.
             "retry": Retry(NoBackoff(), 0),
+            "max_connections": ANY_NUMBER,
             **self.tls_options,
             **self.connection(),
         }
@@ -241,6 +246,7 @@ def reading_options() -> dict[str, Any]:
     return {
         "socket_timeout": _LOOK_TIMEOUT_S,
         "health_check_interval": 0,
+        "max_connections": ANY_NUMBER,
         "decode_responses": False,
         "retry": Retry(NoBackoff(), 0),
     }

@@ -39,7 +39,7 @@ class Waiter:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        parameters = {**backend.connparams, **reading_options(), "max_connections": None}
+        parameters = {**backend.connparams, **reading_options()}
         self._client: redis.Redis = backend._create_client(**parameters)
         self._idle: list[Subscription] = []
         self._pid = os.getpid()

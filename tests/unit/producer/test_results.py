@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ from producer.contract.app import FleetApp, make_app
 from producer.contract.results import JobResult
 from producer.contract.settings import Settings
 from producer.tasks import Infer, register
+from tests.support.waiting import wait_until
 from tests.unit.producer.conftest import Worker, store_result
 
 pytestmark = pytest.mark.redis
 
+#: More than redis-py's own bound for one pool.
+MANY_THREADS = 110
 ROW = np.ones((1, 4), np.float32)
 
 
@@ -248,6 +252,23 @@ def test_a_dropped_result_costs_no_word_to_redis(infer: Infer, client: Any) -> N
     gc.collect()
 
     assert not {"cmdstat_unsubscribe", "cmdstat_subscribe"} & client.info("commandstats").keys()
+
+
+def test_any_number_of_threads_waits_at_once(infer: Infer, app: FleetApp, client: Any) -> None:
+    ids = [f"one-of-many-{i}" for i in range(MANY_THREADS)]
+    with ThreadPoolExecutor(MANY_THREADS) as threads:
+        waits = [threads.submit(infer.AsyncResult(job_id).get, timeout=20) for job_id in ids]
+        wait_until(
+            lambda: len(client.pubsub_channels("*one-of-many*")) == MANY_THREADS,
+            what="each thread's subscription",
+        )
+        for number, job_id in enumerate(ids):
+            store_result(app, client, job_id, states.SUCCESS, number)
+
+        assert [wait.result() for wait in waits] == list(range(MANY_THREADS))
+
+    store_result(app, client, "after them", states.SUCCESS, 7)
+    assert infer.AsyncResult("after them").get(timeout=1) == 7
 
 
 def test_a_forked_child_waits_on_connections_of_its_own(

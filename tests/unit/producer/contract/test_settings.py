@@ -11,7 +11,7 @@ import redis
 
 from producer.contract.app import celery_url, make_app
 from producer.contract.errors import ConfigError
-from producer.contract.settings import Server, Settings, redacted, redis_client
+from producer.contract.settings import ANY_NUMBER, Server, Settings, redacted, redis_client
 
 
 def test_a_url_gives_host_port_database_and_credentials() -> None:
@@ -19,6 +19,15 @@ def test_a_url_gives_host_port_database_and_credentials() -> None:
 
     assert (server.host, server.port, server.db) == ("example.org", 6400, 3)
     assert (server.username, server.password) == ("an@na", "p/w")
+
+
+@pytest.mark.parametrize("url", ["redis://a", "rediss://a", "sentinel://a/mine"])
+def test_no_pool_stops_at_a_number_of_connections_that_nobody_asked_for(url: str) -> None:
+    backend = make_app(Settings(broker_url=url)).backend
+
+    pools = [redis_client(url), backend.client, backend.waiter._client]
+
+    assert {each.connection_pool.max_connections for each in pools} == {ANY_NUMBER}
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "fleets"])
