@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable
+from itertools import chain
 from types import NoneType
 from typing import Any, Final
 
@@ -22,6 +24,9 @@ _LEAVES: Final = frozenset({str, bytes, bytearray, int, float, bool, NoneType, n
 #: msgpack's own: one could be read as an array that it is not, the other as nothing that we know.
 _OF_MSGPACK: Final = (msgpack.ExtType, msgpack.Timestamp)
 
+#: Of so many values it is asked first whether all are numbers.
+_MANY: Final = 16
+
 #: The formats of a view whose elements are bytes.
 _BYTES: Final = ("B", "b", "c")
 
@@ -38,8 +43,6 @@ def refuse_unreadable(value: object) -> None:
         raise BadRequest(f"A {kind} of msgpack cannot be sent. Send bytes, or text.")
     elif isinstance(value, (list, tuple)):
         _refuse_any(value)
-    elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise BadRequest("Masked values of an array cannot be sent. Send array.filled(value).")
     elif isinstance(value, memoryview) and value.format not in _BYTES:
         raise BadRequest(
             f"A memoryview of {value.format!r} would be read as bytes. Send numpy.asarray(view)."
@@ -47,9 +50,28 @@ def refuse_unreadable(value: object) -> None:
 
 
 def _refuse_any(values: Collection[Any]) -> None:
+    if len(values) >= _MANY and (_are_numbers(values) or _are_rows(values)):
+        return
     for value in values:
         if type(value) not in _LEAVES:
             refuse_unreadable(value)
+
+
+def _are_rows(values: Collection[Any]) -> bool:
+    """Return whether ``values`` are lists of numbers; not where that is uncertain."""
+    return set(map(type, values)) == {list} and _are_numbers(chain.from_iterable(values))
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    """Return whether ``values`` are numbers, or can be; not where that is uncertain.
+
+    What is refused here can be none. A loop of ours takes longer than packing them; C does not.
+    """
+    try:
+        math.fsum(values)
+    except (TypeError, ValueError, ArithmeticError, Warning):
+        return False
+    return True
 
 
 def _bad_key(kind: type) -> str:

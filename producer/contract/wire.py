@@ -277,6 +277,8 @@ def _pack(value: object, *, spill: Spill | None = None) -> object:
     for kind, plain in _DERIVED:
         if isinstance(value, kind):
             return plain(value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise BadRequest("Masked values of an array cannot be sent. Send array.filled(value).")
     if isinstance(value, np.ndarray | np.generic):
         return _pack_array(np.asarray(value), spill)
     if isinstance(value, datetime.datetime | datetime.date):

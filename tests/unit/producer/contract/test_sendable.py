@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import sys
 import uuid
 from collections import OrderedDict, namedtuple
 from typing import Any
@@ -110,6 +111,43 @@ def test_whatever_is_packed_is_read_as_it_is_documented(value: Any) -> None:
 def test_what_nobody_could_read_is_refused_with_what_to_do(value: Any, do: str) -> None:
     with pytest.raises(BadRequest, match=do):
         wire.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({("a", 1): 2}, id="a key"),
+        pytest.param({1.0: msgpack.ExtType(2, b"x" * 20)}, id="an extension"),
+        pytest.param(msgpack.Timestamp(1), id="a timestamp"),
+        pytest.param(np.ma.masked_array(1.0, True), id="masked"),
+        pytest.param(np.ones(2).data, id="view of numbers"),
+    ],
+)
+def test_it_is_refused_behind_many_numbers_too(bad: object) -> None:
+    row = [1.0] * 20
+
+    for value in ([*row, bad], [[*row, bad]], [*[row] * 20, bad], [*[row] * 20, [bad]]):
+        with pytest.raises(BadRequest):
+            wire.dumps(value)
+
+
+@pytest.mark.parametrize("value", [[0.5] * 9600, [[0.5] * 3] * 3200, [[[0.5] * 24] * 40] * 10])
+def test_numbers_in_long_lists_are_not_looked_at_one_by_one(value: list[Any]) -> None:
+    lines = 0
+
+    def count(frame: object, event: str, _: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)  # type: ignore[arg-type]
+    try:
+        wire.dumps(value)
+    finally:
+        sys.settrace(before)
+
+    assert 0 < lines < 300
 
 
 UNREADABLE = {"lookup": {("a", 1): 2}}
