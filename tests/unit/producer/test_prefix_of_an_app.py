@@ -98,7 +98,7 @@ def test_a_group_or_chord_that_would_be_waited_for_in_vain_is_refused(
     own: Celery, settings: Settings, worker: Worker
 ) -> None:
     infer = registered(own, settings, fleet="", broker="", results="own:")
-    told = r"results' prefix, 'own:'.*FLEET_PREFIX, ''.*result_backend_transport_options"
+    told = r"results' prefix, 'own:_?'.*FLEET_PREFIX, ''.*result_backend_transport_options"
     jobs = group(infer.s("digits", {"i": number}) for number in range(2)).apply_async()
 
     with pytest.raises(ConfigError, match=told):

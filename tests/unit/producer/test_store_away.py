@@ -24,6 +24,8 @@ from producer.tasks import Infer
 from tests.support.waiting import wait_until
 from tests.unit.producer.conftest import Worker
 
+pytest.importorskip("fsspec")
+
 pytestmark = pytest.mark.redis
 
 LARGE: Final = np.ones((1, 100_000), np.uint8)
