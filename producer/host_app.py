@@ -23,6 +23,13 @@ from producer.stand_in import stand_in
 #: The result backends of an app, by the scheme of their URL, that read the fleet's results.
 _READING: Final = {"redis": APP_BACKEND, "rediss": APP_BACKEND}
 
+#: What Celery's own signatures of several tasks hold them in.
+_PARTS: Final = {
+    "celery.group": ("tasks",),
+    "celery.chain": ("tasks",),
+    "celery.chord": ("header", "body"),
+}
+
 #: The brokers whose keys have the prefix that `global_keyprefix` names.
 _REDIS: Final = ("redis", "rediss", "sentinel", "fleet", "fleets")
 
@@ -89,9 +96,29 @@ def _refuse_other_prefix(app: Celery, prefix: str, follower: str) -> None:
 def _followers(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the tasks that a fleet worker sends after a job with these options."""
     for name in ("link", "link_error", "chain", "chord"):
-        given = options.get(name) or ()
-        for each in given if isinstance(given, list | tuple) else (given,):
-            yield str(each.get("task") if isinstance(each, Mapping) else each)
+        for signature in _listed(options.get(name)):
+            yield from _tasks_of(signature)
+
+
+def _tasks_of(signature: object) -> Iterator[str]:
+    """Yield the names of the tasks that are sent when ``signature`` is, and of what follows them."""
+    if not isinstance(signature, Mapping):
+        yield str(signature)
+        return
+    parts = _PARTS.get(signature["task"])
+    if parts is None:
+        yield signature["task"]
+    for part in parts or ():
+        for each in _listed(signature["kwargs"].get(part)):
+            yield from _tasks_of(each)
+    yield from _followers(signature.get("options") or {})
+
+
+def _listed(given: Any) -> list[Any] | tuple[Any, ...]:
+    """Return ``given`` as a list: of none where there is nothing, of one where it is no list."""
+    if isinstance(given, list | tuple):
+        return given
+    return (given,) if given else ()
 
 
 def _renew_backend(app: Celery) -> None:

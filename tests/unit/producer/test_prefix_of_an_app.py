@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,8 @@ SHARED = "app1" if celery.__version__.startswith("5.4.") else "app1:"
 def own(settings: Settings) -> Iterator[Celery]:
     own = Celery(broker=settings.broker_url, backend=settings.broker_url, set_as_current=False)
     yield own
+    # A result of Celery's own tells the server when it is dropped: while there is a connection.
+    gc.collect()
     own.backend.client.connection_pool.disconnect()
     own.close()
 
@@ -48,7 +51,13 @@ def registered(own: Celery, settings: Settings, *, fleet: str, broker: str, resu
         (("app1:", "own:"), "FLEET_PREFIX=own:"),
     ],
 )
-@pytest.mark.parametrize("follows", ["link", "link_error", "chain", "chord"])
+@pytest.mark.parametrize(
+    "follows",
+    [
+        *("link", "link_error", "chain", "chord"),
+        *("a group", "a chord behind it", "behind a job that follows"),
+    ],
+)
 def test_what_follows_a_job_and_would_wait_for_ever_is_refused(
     own: Celery, settings: Settings, follows: str, prefixes: tuple[str, str], do: str
 ) -> None:
@@ -60,6 +69,9 @@ def test_what_follows_a_job_and_would_wait_for_ever_is_refused(
         "link_error": lambda: job.apply_async(link_error=[theirs]),
         "chain": lambda: chain(job, theirs).apply_async(),
         "chord": lambda: chord([job, job], theirs).apply_async(),
+        "a group": lambda: job.apply_async(link=group(job, theirs)),
+        "a chord behind it": lambda: job.apply_async(link=chord([job, job], theirs)),
+        "behind a job that follows": lambda: chain(job, job.clone().set(link=theirs)).apply_async(),
     }
 
     with pytest.raises(ConfigError, match=rf"own\.total.*wait for ever.*{do}"):
@@ -76,8 +88,11 @@ def test_jobs_alone_and_jobs_that_follow_jobs_are_sent_whatever_the_prefix(
     infer.delay("digits", INPUTS)
     chain(infer.s("digits", INPUTS), infer.for_model("digits").s()).apply_async()
     group(infer.s("digits", INPUTS) for _ in range(2)).apply_async()
+    chain(infer.s("digits", INPUTS), group(infer.for_model("digits").s())).apply_async()
+    chain(infer.s("digits", INPUTS), group([infer.for_model("digits").s()] * 2)).apply_async()
+    infer.apply_async(("digits", INPUTS), link=group([infer.s("digits", INPUTS)] * 2))
 
-    assert client.xlen(Keys(prefix="app1:").stream("fleet.digits", Priority.NORMAL)) == 4
+    assert client.xlen(Keys(prefix="app1:").stream("fleet.digits", Priority.NORMAL)) == 7
     infer.publisher.close()
 
 
