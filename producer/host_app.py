@@ -101,7 +101,7 @@ def _followers(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tasks_of(signature: object) -> Iterator[str]:
-    """Yield the names of the tasks that are sent when ``signature`` is, and of what follows them."""
+    """Yield the names of the tasks that are sent for ``signature``, and of what follows them."""
     if not isinstance(signature, Mapping):
         yield str(signature)
         return

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ return answer
 
 #: The same for what is sent again: the first may have been taken, and need its arrays.
 _IF_THERE_AGAIN: Final = f"{_TAKE}return answer"
+
+#: Without it a digest of a URL would say whether a password was guessed.
+_OF_THIS_PROCESS: Final = secrets.token_bytes(16)
 
 #: What stands among the commands that send a job for a file that is written before them.
 _FILE: Final = "FLEET.FILE"
@@ -111,11 +115,12 @@ class Blobs:
     #: Empty: Redis. It may hold a password.
     url: str = dataclasses.field(default="", repr=False)
     #: Tells two of them apart: kombu takes connections whose options read alike for the same.
+    #: Everybody who asks a worker for its options reads it.
     place: str = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        digest = hashlib.sha256(self.url.encode()).hexdigest()[:8]
-        object.__setattr__(self, "place", digest if self.url else Where.REDIS)
+        digest = hashlib.blake2b(self.url.encode(), key=_OF_THIS_PROCESS, digest_size=8)
+        object.__setattr__(self, "place", digest.hexdigest() if self.url else "redis")
 
     @classmethod
     def of(cls, settings: Settings) -> Blobs:

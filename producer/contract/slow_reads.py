@@ -18,6 +18,10 @@ from producer.contract.wire import Where
 _WITH_REFERENCES: Final = bytes([wire.VERSION_WITH_REFERENCES])
 
 
+#: So many are under way at once: a thread each, and where nothing answers they stay.
+_AT_ONCE: Final = 256
+
+
 class SlowReads:
     """The reads of somebody who waits; one that has begun is asked for again."""
 
@@ -33,13 +37,13 @@ class SlowReads:
             return self._decode(payload)
         reading = self._begun.get(key)
         if reading is None:
+            if len(self._begun) >= _AT_ONCE:
+                raise _silent()
             reading = self._begun[key] = Future()
             threading.Thread(target=self._run, args=(reading, payload), daemon=True).start()
         wait([reading], wait_s)
         if not reading.done():
-            raise OperationalError(
-                "The folder or bucket of large arrays (FLEET_BLOB_URL) does not answer."
-            )
+            raise _silent()
         del self._begun[key]
         return reading.result()
 
@@ -48,6 +52,12 @@ class SlowReads:
             reading.set_result(self._decode(payload))
         except BaseException as error:  # noqa: BLE001  it is told to who waits
             reading.set_exception(error)
+
+
+def _silent() -> OperationalError:
+    return OperationalError(
+        "The folder or bucket of large arrays (FLEET_BLOB_URL) does not answer."
+    )
 
 
 def _in_store(payload: bytes) -> bool:
