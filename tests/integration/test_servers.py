@@ -12,7 +12,8 @@ import msgpack
 import pytest
 import redis
 
-from producer.contract.names import FREE, GROUP, Keys, Priority
+from producer.contract.names import FREE, GROUP, Priority
+from tests.support.ledgers import KEYS, NEVER, QUEUE, ledger
 from tests.support.servers import TestServer
 from workers.delivery import ledger as delivery
 from workers.delivery import scripts
@@ -21,15 +22,7 @@ from workers.delivery.scripts import send
 
 pytestmark = [pytest.mark.redis, pytest.mark.scripts]
 
-KEYS = Keys()
-QUEUE = "fleet.m"
-#: When a call that is meant however late it is read is read too late.
-NEVER = 4e9
 NORMAL = KEYS.stream(QUEUE, Priority.NORMAL)
-
-
-def ledger(consumer: str) -> Ledger:
-    return Ledger(keys=KEYS, consumer=consumer, result_ttl_s=60, max_attempts=3)
 
 
 @pytest.fixture
