@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: How often the keys are read, beside the subscription.
 _LOOK_EVERY_S: Final = 1.0
+#: So many subscriptions are kept for the next waits, each with its connection.
+_KEPT: Final = 32
 #: Results are read this many at a time.
 _READ_AT_ONCE: Final = 256
 
@@ -121,8 +123,11 @@ class Waiter:
             subscription.close()
             raise
         finally:
-            subscription.end()
-            self._idle.append(subscription)
+            if len(self._idle) < _KEPT:
+                subscription.end()
+                self._idle.append(subscription)
+            else:
+                subscription.close()
 
 
 class _Awaited:

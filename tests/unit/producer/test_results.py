@@ -269,6 +269,12 @@ def test_any_number_of_threads_waits_at_once(infer: Infer, app: FleetApp, client
 
     store_result(app, client, "after them", states.SUCCESS, 7)
     assert infer.AsyncResult("after them").get(timeout=1) == 7
+    wait_until(
+        lambda: (
+            sum(each["cmd"] == "unsubscribe" for each in client.client_list()) < MANY_THREADS / 2
+        ),
+        what="most of the subscriptions to be closed",
+    )
 
 
 def test_a_forked_child_waits_on_connections_of_its_own(
