@@ -110,6 +110,13 @@ class InHand:
         """Whether nothing may be in this process when it is begun, or nothing when it runs."""
         return self.batch.closed is Closed.ALONE or (self.begun is not None and self.begun.alone)
 
+    @property
+    def is_worked_on(self) -> bool:
+        """Whether hooks of it still run: then nobody else would be sooner, and a thread that one
+        of them never leaves would be taken from jobs that can do nothing for it.
+        """
+        return not all(each.done() for each in self.going)
+
     def drop(self) -> None:
         """Start no more of its hooks."""
         for each in self.going:

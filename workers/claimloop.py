@@ -227,7 +227,7 @@ class ClaimLoop:
             return future in ended
         self._status.tick()
         self._events.flush_when_due()
-        if self._ahead is not None and time.monotonic() - self._ahead.since_s > _AHEAD_S:
+        if self._ahead is not None and self._has_waited(self._ahead):
             self._beside(self._give_back_ahead)
         if self._underway.end_terminated():
             self._end_process()
@@ -270,6 +270,9 @@ class ClaimLoop:
         hand, self._ahead = self._ahead, None
         if hand is not None:
             self._intake.give_back(hand)
+
+    def _has_waited(self, hand: InHand) -> bool:
+        return time.monotonic() - hand.since_s > _AHEAD_S and not hand.is_worked_on
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
@@ -314,7 +317,7 @@ class ClaimLoop:
             try:
                 self._intake.exchange()
                 if self._endings.empty:
-                    self._intake.close(self._ahead)
+                    self._intake.close()
                     break
             except _TROUBLE as error:
                 _trouble(error)

@@ -30,7 +30,7 @@ from workers.loading import Loading
 from workers.orders import Orders
 from workers.status import Status
 from workers.telemetry.events import TaskEvents
-from workers.underway import Underway, forgiven
+from workers.underway import Underway
 
 
 class Intake:
@@ -138,7 +138,11 @@ class Intake:
     def give_back(self, hand: InHand) -> None:
         """Give back a batch that waits, uncounted."""
         hand.drop()
-        self.exchange(*self._forgiven(hand), self._release(self._queues))
+        forgive = [
+            self._ledger.unfinished(hand.batch.queue, Note.FORGIVE, entry=job.entry.place)
+            for job in hand.started
+        ]
+        self.exchange(*forgive, self._release(self._queues))
 
     def resync(self) -> None:
         """Give back what Redis counts as ours and this process does not know; nothing runs.
@@ -147,14 +151,12 @@ class Intake:
         happened, so it is taken back; what has ended here is ended there first.
         """
         self.exchange(ensure_groups(self._ledger.keys, self._queues))
-        forgive = [self._ledger.unfinished(queue, Note.FORGIVE) for queue in self._queues]
-        self.exchange(*forgive, self._release(self._queues))
+        self.exchange(*self._all_forgiven(), self._release(self._queues))
 
-    def close(self, hand: InHand | None) -> None:
-        """Give back everything, uncounted: what waits and what runs."""
+    def close(self) -> None:
+        """Give back everything, uncounted: what waits, what runs, and what Redis alone knows of."""
         release = self._ledger.release(self._queues, remove=True)
-        waits = self._forgiven(hand) if hand is not None else []
-        self.exchange(*self._underway.forgiven(), *waits, release)
+        self.exchange(*self._all_forgiven(), release)
 
     @property
     def _queues(self) -> list[str]:
@@ -180,5 +182,6 @@ class Intake:
         ours = (*self._underway.entries, *self._endings.entries)
         return self._ledger.release(queues, keep=[*keep, *ours])
 
-    def _forgiven(self, hand: InHand) -> list[Call[int]]:
-        return forgiven(self._ledger, hand.batch.queue, hand.started)
+    def _all_forgiven(self) -> list[Call[int]]:
+        """Return what takes back every start of ours that has no outcome."""
+        return [self._ledger.unfinished(queue, Note.FORGIVE) for queue in self._queues]

@@ -21,8 +21,7 @@ from workers.batches import (
 )
 from workers.batching.closing import Closed
 from workers.claiming import Claiming
-from workers.delivery.ledger import Entry, Ledger, Note
-from workers.delivery.scripts import Call
+from workers.delivery.ledger import Entry, Ledger
 from workers.endings import Endings
 from workers.hooked import Ended, Going, Replies, all_of, start_postprocess
 from workers.jobs import Job
@@ -62,11 +61,6 @@ class Running:
     @property
     def rows(self) -> int:
         return sum(job.prepared.rows for job in self.jobs if job.prepared is not None)
-
-
-def forgiven(ledger: Ledger, queue: str, jobs: Sequence[Job]) -> list[Call[int]]:
-    """Return what takes back the starts of ``jobs``, which are to be given back."""
-    return [ledger.unfinished(queue, Note.FORGIVE, entry=job.entry.place) for job in jobs]
 
 
 class Underway:
@@ -203,14 +197,6 @@ class Underway:
             self._endings.add_answers(run.batch.queue, answers)
             self._leave(run)
         return bool(ended)
-
-    def forgiven(self) -> list[Call[int]]:
-        """Return what takes back the starts of all that runs."""
-        return [
-            call
-            for run in self._runs
-            for call in forgiven(self._ledger, run.batch.queue, run.begun.started)
-        ]
 
     def forget_orders(self, ahead: InHand | None) -> None:
         """Forget the orders to terminate that can concern nothing which was begun."""
