@@ -168,8 +168,6 @@ class ClaimLoop:
     def _run(self, run: Running) -> None:
         """Run the engine; beside it end what needs none, and decode the next batch."""
         model = run.batch.model
-        if run.begun.alone:
-            self._finish()
         if run.runner.hooks:
             self._preprocess(run)
         engine = self._underway.start(run)
