@@ -37,7 +37,7 @@ from workers.underway import Running, Underway
 logger = logging.getLogger(__name__)
 
 #: A batch is decoded ahead only behind one that should end within this time, and is given back
-#: after it, so that a free instance gets it instead.
+#: after it, so that a free instance gets it instead; one whose hooks still run stays.
 _AHEAD_S: Final = 0.5
 
 #: What Redis, or Celery's way to it, raises when it cannot do what it is asked.
