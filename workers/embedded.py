@@ -139,7 +139,6 @@ def _started(
     config = folder / "valkey.conf"
     said = _CONFIG.format(port=address.port, password=address.password, folder=_quoted(folder))
     write_private(config, said)
-    address.keep_in(folder)
     with contextlib.ExitStack() as attempt:
         process = attempt.enter_context(
             children.running(
@@ -151,6 +150,8 @@ def _started(
         )
         if not _answers(process, address.url):
             return None
+        # Not before: a file that must be mended first would cost the address that apps know.
+        address.keep_in(folder)
         stack.push(attempt.pop_all())
         return Server(url=address.url, process=process)
 

@@ -37,9 +37,7 @@ def noting(note: Path = NOTE) -> Iterator[Callable[[str], None]]:
     """Hold the note for the length of the block, and yield what writes the URL into it; ConfigError
     when another `fleet up` holds it.
     """
-    note.parent.mkdir(mode=0o700, exist_ok=True)
-    with os.fdopen(os.open(note, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
-        _hold(file, note)
+    with _held(note) as file:
 
         def write(url: str) -> None:
             file.write(url)
@@ -55,12 +53,33 @@ def noting(note: Path = NOTE) -> Iterator[Callable[[str], None]]:
         note.parent.rmdir()
 
 
-def _hold(file: IO[str], note: Path) -> None:
+def _held(note: Path) -> IO[str]:
+    """Return the note, open and locked."""
+    file = _opened(note)
     for _ in range(_TRIES):
-        if _lock(file, shared=False):
-            return
-        time.sleep(0.01)
+        if not _lock(file, shared=False):
+            time.sleep(0.01)
+        elif _is_at(note, file):
+            return file
+        else:
+            # The one before removed it after it was opened here. The next command would find
+            # another there, and hold that beside us.
+            file.close()
+            file = _opened(note)
+    file.close()
     raise ConfigError(f"`fleet up` already runs in {note.parent.parent}; end it, or use it.")
+
+
+def _opened(note: Path) -> IO[str]:
+    note.parent.mkdir(mode=0o700, exist_ok=True)
+    return os.fdopen(os.open(note, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
+
+
+def _is_at(note: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(note.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(file: IO[str], *, shared: bool) -> bool:

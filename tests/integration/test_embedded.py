@@ -161,6 +161,23 @@ def test_data_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_data_that_was_mended_is_served_where_it_was(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        client.set("key", "value")
+        first = server.url
+    (file,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    whole = file.read_bytes()
+    file.write_bytes(b"no commands at all")
+    with pytest.raises(ConfigError), embedded_server(tmp_path):
+        pass
+
+    file.write_bytes(whole)
+
+    with embedded_server(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        assert client.get("key") == b"value"
+    assert server.url == first
+
+
 def answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())

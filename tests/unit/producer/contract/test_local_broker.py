@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from producer.contract import local_broker
 from producer.contract.errors import ConfigError
 from producer.contract.local_broker import local_broker_url, noting
+from tests.support.waiting import wait_until
 
 URL = "redis://:secret@127.0.0.1:4000/0"
 
@@ -62,6 +67,43 @@ def test_a_second_command_in_the_same_clone_is_refused(note: Path) -> None:
         noted("redis://other", note),
     ):
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds open files in /proc")
+def test_one_that_waited_for_another_to_end_holds_the_folder(
+    note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_broker, "_TRIES", 1000)
+    entered, done = threading.Event(), threading.Event()
+
+    def wait_and_hold() -> None:
+        with noted("redis://second", note):
+            entered.set()
+            done.wait(30)
+
+    second = threading.Thread(target=wait_and_hold)
+    with noted(URL, note):
+        second.start()
+        wait_until(lambda: times_open(note) == 2, what="the second one to have opened the note")
+    try:
+        assert entered.wait(30)
+        monkeypatch.undo()
+
+        with pytest.raises(ConfigError, match="already runs"), noted("redis://third", note):
+            pass
+        assert local_broker_url(note) == "redis://second"
+    finally:
+        done.set()
+        second.join()
+
+
+def times_open(path: Path) -> int:
+    """Return how often this process has the file open."""
+    found = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.path.samestat(each.stat(), path.stat())
+    return found
 
 
 def test_the_refused_one_leaves_the_note_of_the_first(note: Path) -> None:
