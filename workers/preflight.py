@@ -5,14 +5,16 @@ Imports no runtime: whether a model can be loaded is found by the instances, whi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+import redis
 from kombu.exceptions import OperationalError
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import Keys
-from producer.contract.reach import reach
+from producer.contract.reach import reach, why_not
 from producer.contract.settings import Settings, redacted
 from producer.contract.store import Store
 from workers import server
@@ -47,16 +49,25 @@ def check_name(app: Any, node: str) -> None:
     killed, or stands still, does not answer and stops nobody.
     """
     where = Settings.from_env()
-    with reach(where.broker_url, variable="FLEET_BROKER_URL") as client:
-        seen = client.exists(Keys(prefix=where.prefix).worker(node))
-    if not seen:
-        return
-    with app.connection_for_write() as connection:
-        if app.control.ping(destination=[node], timeout=_NAMESAKE_S, connection=connection):
-            raise ConfigError(
-                f"a worker called {node} runs already. Give this one a name of its own: "
-                "fleet worker -n another@%h"
-            )
+    with _reached(where.broker_url, variable="FLEET_BROKER_URL") as client:
+        if not client.exists(Keys(prefix=where.prefix).worker(node)):
+            return
+        with app.connection_for_write() as connection:
+            if app.control.ping(destination=[node], timeout=_NAMESAKE_S, connection=connection):
+                raise ConfigError(
+                    f"a worker called {node} runs already. Give this one a name of its own: "
+                    "fleet worker -n another@%h"
+                )
+
+
+@contextlib.contextmanager
+def _reached(url: str, *, variable: str) -> Iterator[redis.Redis]:
+    """Yield a client of a server that may go away while it is asked."""
+    try:
+        with reach(url, variable=variable) as client:
+            yield client
+    except (redis.RedisError, OSError, OperationalError) as error:
+        raise ConfigError(why_not(error, url, variable=variable)) from error
 
 
 def _check_store(url: str) -> None:
@@ -67,7 +78,7 @@ def _check_store(url: str) -> None:
 
 
 def _check_server(url: str, *, variable: str) -> Iterator[str]:
-    with reach(url, variable=variable) as client:
+    with _reached(url, variable=variable) as client:
         facts = server.read(client, redacted(url))
     found = (
         server.version(facts, check="redis", variable=variable),
