@@ -57,7 +57,8 @@ class Address:
         """Return the address that was kept, if there is one."""
         try:
             said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-            return cls(port=int(said["port"]), password=str(said["password"]))
+            port = int(said["port"])
+            return cls(port=port, password=str(said["password"])) if 0 < port < 65_536 else None
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

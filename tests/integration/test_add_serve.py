@@ -15,7 +15,8 @@ from producer.client import Client
 from tests import onnx_models
 from tests.support.commands import FLEET, run_command
 from tests.support.servers import TestServer
-from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
+from tests.support.waiting import wait_until
+from tests.support.worker import SCRIPTED, Worker, config_folder, own_slots, running_worker
 from workers.models import config_words
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
@@ -91,3 +92,35 @@ def test_a_model_that_no_worker_can_load_is_told(server: TestServer, tmp_path: P
             assert running.status()["config"] == config_words(config)
     assert "Not served yet: " in said
     assert "Next: fleet up" in said
+
+
+def test_a_worker_that_waits_for_an_instance_says_so_in_place_of_loading(
+    server: TestServer,
+) -> None:
+    model = {"scripted": {**SCRIPTED, "options": {}}}
+    slot = {"FLEET_INSTANCES": own_slots(1)}
+    with (
+        config_folder(model) as config,
+        config_folder(model) as other,
+        running_worker(server, other, node="has", instances=None, environ=slot),
+        running_worker(
+            server, config, node="waits", instances=None, environ=slot, wait=False
+        ) as waiting,
+    ):
+        wait_until(lambda: waiting.status().get("waiting"), what="a worker that waits")
+
+        said = add(server, config, "--name", "late")
+
+    assert "Not served yet: waiting for an instance" in said
+
+
+def test_a_url_that_is_none_is_refused_before_anything_is_added(tmp_path: Path) -> None:
+    ran = run_command(
+        *(*FLEET, "add", str(DIGITS), "--name", "mine", "--json"),
+        FLEET_CONFIG=str(tmp_path),
+        FLEET_BROKER_URL="http://nowhere",
+    )
+
+    assert ran.returncode == 2
+    assert "is not a Redis URL" in ran.stderr
+    assert not (tmp_path / "models").exists()

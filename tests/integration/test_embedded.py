@@ -178,6 +178,13 @@ def test_data_that_was_mended_is_served_where_it_was(tmp_path: Path) -> None:
     assert server.url == first
 
 
+def test_an_address_that_is_none_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "address.json").write_text('{"port": 99999, "password": "none"}')
+
+    with embedded_server(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+
+
 def answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())

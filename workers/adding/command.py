@@ -51,6 +51,8 @@ def add(
             f"--name: {name!r} cannot name a model: letters, digits, - and _, at most 64."
         )
     settings = WorkerSettings.load()
+    # Before the model is there: what is wrong with a URL is no answer to whether it was added.
+    where = Settings.from_env() if serves else None
     try:
         with children.ended_by_signals() as too_late, _shown(f"trying {path.name}"):
             folder, found, kept = _add(
@@ -64,11 +66,11 @@ def add(
             f"{error.filename or path}: cannot be read or written: {error.strerror}."
         ) from error
     if as_json:
-        served = _served(name, settings, serves=serves)
+        served = _served(name, settings, where)
         click.echo(json.dumps(_as_json(name, folder, found, served), indent=2))
         return
     click.echo("\n".join([*report.lines(name, folder, found), ""]))
-    served = _served(name, settings, serves=serves)
+    served = _served(name, settings, where)
     click.echo("\n".join(report.next_lines(name, found, served)))
     if settings.models and name not in settings.models:
         click.echo(f"\nfleet.toml or FLEET_MODELS lists the models to serve; add {name} there.")
@@ -76,11 +78,12 @@ def add(
         click.echo(f"\nThe model that was there is kept in {kept}.")
 
 
-def _served(name: str, settings: WorkerSettings, *, serves: bool) -> Served:
-    if not serves:
+def _served(name: str, settings: WorkerSettings, where: Settings | None) -> Served:
+    """Have it served; ``where`` None: nobody is asked."""
+    if where is None:
         return Served()
     with _shown(f"asking workers to serve {name}"):
-        return serve(name, settings.config_dir, Settings.from_env())
+        return serve(name, settings.config_dir, where)
 
 
 def _add(

@@ -80,12 +80,25 @@ def _loaded(client: redis.Redis, keys: Keys, nodes: Sequence[str], name: str) ->
     deadline_s = time.monotonic() + _LOADED_WITHIN_S
     while True:
         found = live.workers(client, keys, now_unix_s=time.time())
-        instances = [i for each in found if each["node"] in nodes for i in each["instances"]]
+        asked = [each for each in found if each["node"] in nodes]
+        instances = [i for each in asked for i in each["instances"]]
         about = [i["models"].get(name, {}) for i in instances if i["pid"]]
         broken = [str(its["text"]) for its in about if its.get("state") == "broken"]
         ready = sum(its.get("state") == "ready" for its in about)
         late = time.monotonic() > deadline_s
+        if why := _nobody_loads(asked):
+            return Served(workers=len(nodes), trouble=why)
         if late or (about and len(broken) + ready == len(about)):
             trouble = broken[0] if broken else _LATE if late and not ready else ""
             return Served(workers=len(nodes), instances=ready, trouble=trouble)
         time.sleep(_LOOK_EVERY_S)
+
+
+def _nobody_loads(asked: Sequence[Words]) -> str:
+    """Return why none of the workers has an instance that could load a model; empty where one has,
+    or will have in a moment.
+    """
+    if not asked:
+        return "the worker that was asked has ended"
+    waits = [str(each.get("waiting") or "") for each in asked]
+    return waits[0] if all(waits) else ""
