@@ -68,8 +68,7 @@ def embedded_server(kept: Path | None = None) -> Iterator[Server]:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-"))
             yield _on_a_free_port(stack, binary, Path(name))
         else:
-            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-            yield _where_it_was(stack, binary, kept)
+            yield _kept_in(kept, stack, binary)
 
 
 def _binary() -> str:
@@ -86,6 +85,18 @@ def _binary() -> str:
         return str(get_binary_path())
     except ValkeyBinaryNotFoundError as error:
         raise ConfigError(f"{error} Set FLEET_BROKER_URL to use another server.") from error
+
+
+def _kept_in(folder: Path, stack: contextlib.ExitStack, binary: str) -> Server:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # As the server itself names it.
+        return _where_it_was(stack, binary, folder.resolve())
+    except OSError as error:
+        # Another user's, after a command as root.
+        raise ConfigError(
+            f"{error.filename or folder}: {error.strerror}. What `fleet up` keeps is in {folder}."
+        ) from error
 
 
 def _where_it_was(stack: contextlib.ExitStack, binary: str, folder: Path) -> Server:
@@ -111,7 +122,8 @@ def _end_left_over(address: Address, folder: Path) -> None:
     """
     is_ours = False
     with (
-        contextlib.suppress(redis.RedisError),
+        # Whoever is there now need not be a Redis, whatever he says.
+        contextlib.suppress(redis.RedisError, AttributeError, ValueError),
         redis.Redis.from_url(address.url, **_AT_ONCE) as client,
     ):
         # A copy of this folder has the same password, and a server of its own.

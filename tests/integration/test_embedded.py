@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,16 +126,21 @@ def test_it_comes_back_as_it_was_and_nobody_else_can_read_what_it_kept(tmp_path:
 
 
 def test_one_that_a_killed_command_left_is_ended_first(tmp_path: Path) -> None:
-    """As on a system whose kernel ends no child with its parent."""
-    with embedded_server(tmp_path) as server:
+    """As on a system whose kernel ends no child with its parent; here the folder is on another
+    disk.
+    """
+    disk, folder = tmp_path / "disk", tmp_path / "folder"
+    disk.mkdir()
+    folder.symlink_to(disk)
+    with embedded_server(folder) as server:
         url = server.url
-    config = tmp_path / "valkey.conf"
+    config = folder / "valkey.conf"
     with subprocess.Popen([str(get_binary_path()), str(config)], stdout=subprocess.DEVNULL) as left:
         with redis.Redis.from_url(url) as client:
             wait_until(lambda: answers(client), what="the server that was left")
             client.set("key", "value")
 
-        with embedded_server(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
             assert left.poll() == 0
             assert client.get("key") == b"value"
 
@@ -149,6 +157,40 @@ def test_the_server_of_a_copied_folder_is_let_alone(tmp_path: Path) -> None:
             assert other.moved_from == urlsplit(server.url).port
 
         assert client.ping()
+
+
+def test_another_program_on_the_kept_port_may_say_anything(tmp_path: Path) -> None:
+    with embedded_server(tmp_path) as server:
+        port = urlsplit(server.url).port
+        assert port
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        talker = threading.Thread(target=greet, args=(listener,), daemon=True)
+        talker.start()
+
+        with embedded_server(tmp_path) as server:
+            assert server.moved_from == port
+
+        listener.shutdown(socket.SHUT_RDWR)
+        talker.join()
+
+
+def greet(listener: socket.socket) -> None:
+    """Say to everybody what a mail server says."""
+    guests = []
+    with contextlib.suppress(OSError):
+        while True:
+            guest, _ = listener.accept()
+            guests.append(guest)
+            guest.sendall(b"+OK\r\n" * 20)
+    for guest in guests:
+        guest.close()
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "server").touch()
+
+    with pytest.raises(ConfigError, match="File exists"), embedded_server(tmp_path / "server"):
+        pass
 
 
 def test_data_that_cannot_be_read_is_named(tmp_path: Path) -> None:
