@@ -124,5 +124,13 @@ def test_a_place_whose_kernel_counts_time_otherwise_is_another_one() -> None:
     assert where != place()
 
 
+def test_a_place_of_another_host_name_is_another_one() -> None:
+    """As of a virtual machine that was resumed from the snapshot that this one was resumed from."""
+    rename = ("sh", "-c", 'echo twin > /proc/sys/kernel/hostname && exec "$@"', "sh")
+    where, _, _ = _told_by("--uts", *rename).split(":")
+
+    assert where != place()
+
+
 def test_where_proc_shows_other_processes_than_ours_no_life_is_told() -> None:
     assert _told_by("--pid", "--fork") == ""
