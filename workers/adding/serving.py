@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import redis
+from kombu.exceptions import OperationalError
 
 from producer.contract import live
 from producer.contract.app import make_app
@@ -28,6 +29,9 @@ from workers.models import config_words, model_names
 _ANSWER_WITHIN_S: Final = 5.0
 _LOADED_WITHIN_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.1
+
+#: What there is instead of a server, or of one that answers.
+_NO_SERVER: Final = (ConfigError, redis.RedisError, OperationalError)
 
 _LATE: Final = "it is still being loaded; `fleet models` shows when it is there"
 
@@ -47,7 +51,7 @@ def serve(name: str, config_dir: Path, where: Settings) -> Served:
     """Have the running workers of ``config_dir`` serve ``name``; returns when they do."""
     keys = Keys(prefix=where.prefix)
     # No server is no mistake here: the model is added all the same.
-    with contextlib.suppress(ConfigError, redis.RedisError), reach(where.broker_url) as client:
+    with contextlib.suppress(*_NO_SERVER), reach(where.broker_url) as client:
         found = live.workers(client, keys, now_unix_s=time.time())
         nodes = [each["node"] for each in found if _takes_on(each, name, config_dir)]
         if nodes:
