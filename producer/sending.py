@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 from producer.contract.call import parse_call
 from producer.contract.errors import FleetError
 from producer.contract.names import Priority, shadow_of
+from producer.contract.watching import is_watched
 from producer.envelope import Submission
 from producer.job import Job
 from producer.stand_in import stand_in
 from producer.tasks import Infer, priority_and_number
-from producer.watched import CelerysWay, is_watched
+from producer.watched import CelerysWay
 
 #: One round trip takes this many jobs, or this many bytes.
 _SEND_AT_ONCE: Final = 128

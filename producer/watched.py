@@ -8,27 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery import Celery, Task, signals
-from kombu import Producer
 from kombu.pools import ProducerPool
-
-from producer.contract.watching import is_wrapped
 
 if TYPE_CHECKING:
     from producer.envelope import Submission
     from producer.tasks import Infer
-
-
-def is_watched() -> bool:
-    """Return whether somebody would see a job that is sent through Celery."""
-    return bool(
-        signals.before_task_publish.receivers
-        or signals.after_task_publish.receivers
-        or signals.task_sent.receivers
-        or is_wrapped(Task.apply_async, "celery.app.task")
-        or is_wrapped(Celery.send_task, "celery.app.base")
-        or is_wrapped(Producer.publish, "kombu.messaging")
-    )
 
 
 class CelerysWay:

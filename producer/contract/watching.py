@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from types import FunctionType
 from typing import Any, Final
 
+from celery import Celery, Task, signals
+from kombu import Producer
+
 #: The headers that name the trace a call belongs to: those of W3C, Sentry, and Zipkin.
 _TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage", "sentry-trace", "b3"})
 
@@ -16,6 +19,18 @@ _TRACE_PREFIXES: Final = ("x-datadog-", "x-b3-")
 
 #: Where Sentry looks for its headers: Celery once lost those that were not in a map of this name.
 _INNER: Final = "headers"
+
+
+def is_watched() -> bool:
+    """Return whether somebody would see a job that is sent through Celery."""
+    return bool(
+        signals.before_task_publish.receivers
+        or signals.after_task_publish.receivers
+        or signals.task_sent.receivers
+        or is_wrapped(Task.apply_async, "celery.app.task")
+        or is_wrapped(Celery.send_task, "celery.app.base")
+        or is_wrapped(Producer.publish, "kombu.messaging")
+    )
 
 
 def is_wrapped(function: Any, home: str) -> bool:
