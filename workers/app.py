@@ -7,6 +7,7 @@ line.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -125,6 +126,19 @@ def instance_bounds(
     return (min(least, most) or most, most)
 
 
+def end_at_signals() -> None:
+    """End this process at the first signal, until Celery's own handlers come: it must not look like
+    a crash.
+
+    Nothing is in hand yet. And not by an exception: one that is raised while a finalizer runs
+    reaches nobody.
+    """
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: os._exit(0))
+    # `fleet worker` holds back those that came before; here the first is obeyed.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
+
+
 @celeryd_init.connect
 def _look_before_start(
     sender: str = "",
@@ -133,11 +147,7 @@ def _look_before_start(
     options: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> None:
-    # Celery's own handlers come later; until then a SIGTERM must not look like a crash.
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: sys.exit(0))
-    # `fleet worker` holds back those that came before; here the first is obeyed.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
+    end_at_signals()
     options = options or {}
     if text := meaningless_option(options, conf):
         _refuse(text)

@@ -10,6 +10,8 @@ import functools
 import os
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,9 @@ from workers.birth import die_with_parent
 
 #: A closed terminal ends a command as Ctrl-C does.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: How long a finalizer may need to end.
+_AGAIN_S: Final = 0.02
 
 
 class Ended(BaseException):
@@ -89,7 +94,13 @@ def ended_by_signals() -> Iterator[Callable[[], None]]:
             over, asked = True, signum
             raise Ended(signum)
 
-    with _handled_by(handle):
+    def again(signum: int) -> None:
+        nonlocal over
+        over = False
+        # From a thread: here it would be raised in the finalizer once more.
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signum)).start()
+
+    with _handled_by(handle), _heard_in_finalizers(again):
         try:
             yield too_late
         except Exception as error:
@@ -97,6 +108,26 @@ def ended_by_signals() -> Iterator[Callable[[], None]]:
                 raise
             # A library in C that was being imported makes an error of its own of what we raised.
             raise Ended(asked) from error
+
+
+@contextlib.contextmanager
+def _heard_in_finalizers(again: Callable[[int], None]) -> Iterator[None]:
+    """Call ``again`` with the signal of an `Ended` that Python ignored: raised while a finalizer
+    ran, it reaches nobody.
+    """
+    before = sys.unraisablehook
+
+    def hear(ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, Ended):
+            again(ignored.exc_value.signum)
+        else:
+            before(ignored)
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

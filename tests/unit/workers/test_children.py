@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 
 import pytest
 
@@ -20,6 +21,24 @@ def test_a_signal_ends_a_command_whatever_error_a_library_makes_of_it() -> None:
 
     with pytest.raises(Ended) as ended, ended_by_signals():
         initialize()
+
+    assert ended.value.signum == signal.SIGTERM
+
+
+class Dropped:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        # Handlers run between two steps of Python.
+        [None for _ in range(100)]
+
+
+def test_a_signal_that_comes_while_a_finalizer_runs_ends_a_command_when_that_is_over() -> None:
+    def drop_and_go_on() -> None:
+        Dropped()
+        time.sleep(5)
+
+    with pytest.raises(Ended) as ended, ended_by_signals():
+        drop_and_go_on()
 
     assert ended.value.signum == signal.SIGTERM
 
