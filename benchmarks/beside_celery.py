@@ -27,7 +27,7 @@ from benchmarks import processes, report, sides, workload
 from benchmarks.sides import Side
 from benchmarks.workload import Workload
 from workers import children
-from workers.embedded import Server, embedded_server
+from workers.up.embedded import Server, embedded_server
 
 #: Events of the last jobs and the like are sent after the last answer; they belong to the run.
 _AFTERMATH_S: Final = 0.3

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from benchmarks import processes, sides
 from producer.client import Client
 from producer.contract.settings import Settings, redis_client
-from workers import local
-from workers.embedded import embedded_server
 from workers.engines.base import Engine
 from workers.models import ModelSpec, TensorSpec
+from workers.up import local
+from workers.up.embedded import embedded_server
 
 MODEL: Final = "bytes"
 _MIB: Final = 1 << 20

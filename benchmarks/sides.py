@@ -21,8 +21,9 @@ from producer.client import Client
 from producer.contract.app import make_app
 from producer.contract.settings import Settings
 from producer.tasks import register
-from workers import children, local
-from workers.embedded import Server
+from workers import children
+from workers.up import local
+from workers.up.embedded import Server
 
 #: No answer by then is a fault to be told.
 _ANSWERED_WITHIN_S: Final = 120.0

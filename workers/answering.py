@@ -17,13 +17,13 @@ from workers.batching.finite import is_finite
 from workers.batching.ladder import Rung, after_out_of_memory, first_rung, within
 from workers.batching.pieces import Batch, Piece, halves, jobs_in, rows_of, take
 from workers.batching.stacking import Array, split, stack
-from workers.ceilings import Ceilings
 from workers.engines.base import EngineRefused
 from workers.engines.resident import ResidentEngines
 from workers.error_text import one_line
+from workers.memory.ceilings import Ceilings
 from workers.models import ModelSpec, TensorSpec
 from workers.prepared import Prepared
-from workers.probe import Batching
+from workers.probing.probe import Batching
 from workers.progress import Attempt, Work
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from celery.signals import celeryd_init, setup_logging, worker_init
 from producer.contract.app import make_app
 from producer.contract.errors import ConfigError, FleetError
 from producer.contract.names import is_stream_queue, model_of
-from workers import control  # noqa: F401 - registers the remote control commands
-from workers.answers import register_infer
 from workers.instances.discovery import discover
+from workers.loop.answers import register_infer
 from workers.models import load_models
-from workers.placement import NOT_OURS
+from workers.parent import control  # noqa: F401 - registers the remote control commands
+from workers.parent.placement import NOT_OURS
 from workers.preflight import check, check_name
 from workers.settings import WorkerSettings
 from workers.telemetry import logs
@@ -49,10 +49,10 @@ try:
 except FleetError as error:
     _refuse(str(error))
 app.conf.worker_pool = _POOL
-app.conf.worker_consumer = "workers.consumer:FleetConsumer"
+app.conf.worker_consumer = "workers.parent.consumer:FleetConsumer"
 # The parent runs no task that could be cancelled; unset, Celery warns of it at every reconnect.
 app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
-app.conf.worker_autoscaler = "workers.scaler:CeleryAutoscaler"
+app.conf.worker_autoscaler = "workers.parent.scaler:CeleryAutoscaler"
 register_infer(app)
 
 _BATCH_LIMIT: Final = "set batch_timeout_s in configs/fleet.toml"

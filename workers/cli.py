@@ -98,7 +98,7 @@ def up(*, with_flower: bool, log_level: str) -> None:
     FLEET_BROKER_URL to use a server of your own instead. While it runs, Python in this folder
     finds the broker by itself.
     """
-    from workers.up import up as run
+    from workers.up.command import up as run
 
     run(with_flower=with_flower, log_level=log_level)
 

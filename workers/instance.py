@@ -18,21 +18,21 @@ from celery import Celery
 from producer.contract.blobs import Blobs
 from producer.contract.names import Keys
 from producer.contract.settings import Settings, redis_client
-from workers.answers import Answers
-from workers.claiming import Claiming
-from workers.claimloop import ClaimLoop
 from workers.delivery.ledger import Ledger, renew
 from workers.delivery.scripts import Call, send
-from workers.endings import Endings
 from workers.hello import Hello, Lease
 from workers.instances.leases import Leases
 from workers.instances.lives import life_of
-from workers.large_arrays import LargeArrays
 from workers.loading import Loading
+from workers.loop.answers import Answers
+from workers.loop.claiming import Claiming
+from workers.loop.claimloop import ClaimLoop
+from workers.loop.endings import Endings
+from workers.loop.large_arrays import LargeArrays
+from workers.memory.shared_ceilings import SharedCeilings
 from workers.orders import Orders
 from workers.serving import Serving
 from workers.settings import WorkerSettings
-from workers.shared_ceilings import SharedCeilings
 from workers.status import Reporter, Status
 from workers.telemetry import logs
 from workers.telemetry.events import TaskEvents

@@ -13,11 +13,11 @@ from workers.engines.choice import choice
 from workers.engines.nvidia import open_nvidia
 from workers.engines.weights import largest_first
 from workers.hooks import load_hooks
+from workers.memory.shared_ceilings import SharedCeilings
 from workers.models import TENSORRT, ModelSpec, load_models
 from workers.plans.making import make_plans, workshop_of
 from workers.runner import ModelRunner
 from workers.settings import WorkerSettings
-from workers.shared_ceilings import SharedCeilings
 from workers.status import State, Status
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """InstancePool: what Celery sees of the instance processes. It takes no tasks: instances claim
 their own.
 
-Celery starts it, asks it for numbers, closes and stops it; the work is done by `workers.processes`
-and `workers.keeper`.
+Celery starts it, asks it for numbers, closes and stops it; the work is done by `processes` and
+`keeper` of `workers.parent`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from producer.contract.names import INFER_TASK, Keys
 from producer.contract.reach import why_not
 from producer.contract.settings import Settings, redis_client
 from workers.autoscale import Policy
-from workers.deaths import Death
 from workers.instances import leasing
 from workers.instances.devices import Devices
 from workers.instances.discovery import Inventory
@@ -34,11 +33,12 @@ from workers.instances.host import host_id
 from workers.instances.leases import Leases, token_of
 from workers.instances.leasing import Leasing
 from workers.instances.lives import life_of
-from workers.keeper import Keeper
 from workers.models import config_words
-from workers.processes import Processes, pids
-from workers.rates import Rates
-from workers.scaler import Scaler
+from workers.parent.deaths import Death
+from workers.parent.keeper import Keeper
+from workers.parent.processes import Processes, pids
+from workers.parent.rates import Rates
+from workers.parent.scaler import Scaler
 from workers.serving import Serving
 from workers.settings import WorkerSettings
 

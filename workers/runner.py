@@ -17,18 +17,18 @@ from workers.answering import Answering, Counters, as_dtypes
 from workers.batching.limits import RunLimits
 from workers.batching.padding import widened
 from workers.batching.pieces import take, whole_jobs
-from workers.ceilings import Ceilings
 from workers.engines.base import Engine, import_runtime
 from workers.engines.resident import ResidentEngines
 from workers.error_text import one_line
 from workers.hooks import Hooks
-from workers.largest_batch import find_ceilings
-from workers.memory_kind import memory_kind
+from workers.memory.ceilings import Ceilings
+from workers.memory.largest_batch import find_ceilings
+from workers.memory.memory_kind import memory_kind
+from workers.memory.resident_memory import grown_bytes, resident_bytes
 from workers.models import ModelSpec, TensorSpec
 from workers.prepared import Prepared, check_lengths, prepare, shape_text
-from workers.probe import Batching, declared, probe, strictest
+from workers.probing.probe import Batching, declared, probe, strictest
 from workers.progress import Outcome, Progress, Work, outcome, works
-from workers.resident_memory import grown_bytes, resident_bytes
 
 __all__ = ["Counters", "ModelRunner", "Outcome", "Prepared"]
 

@@ -10,8 +10,8 @@ import redis
 from producer.contract.names import Keys
 from tests.support.worker import SCRIPTED, config_folder
 from workers.loading import Loading
+from workers.memory.shared_ceilings import SharedCeilings
 from workers.settings import WorkerSettings
-from workers.shared_ceilings import SharedCeilings
 from workers.status import Status
 
 pytestmark = pytest.mark.redis

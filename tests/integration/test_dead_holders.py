@@ -18,7 +18,7 @@ from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from workers.delivery.scripts import send
 from workers.instances.leases import Held, Sight
-from workers.keeper import Keeper
+from workers.parent.keeper import Keeper
 from workers.serving import Serving
 
 pytestmark = [

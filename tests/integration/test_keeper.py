@@ -14,8 +14,8 @@ from producer.contract.names import FREE, GROUP, Keys, Priority
 from tests.support.leasing import leasing_nothing
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from workers.deaths import Cause, Death
-from workers.keeper import Keeper
+from workers.parent.deaths import Cause, Death
+from workers.parent.keeper import Keeper
 from workers.serving import Serving
 
 pytestmark = pytest.mark.redis

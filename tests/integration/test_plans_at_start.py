@@ -20,9 +20,9 @@ from workers import loading as loading_module
 from workers.engines import trt
 from workers.engines.nvidia import Nvidia
 from workers.loading import Loading
+from workers.memory.shared_ceilings import SharedCeilings
 from workers.plans.store import plans_folder
 from workers.settings import WorkerSettings
-from workers.shared_ceilings import SharedCeilings
 from workers.status import State, Status
 
 pytestmark = pytest.mark.filterwarnings(QUIET)

@@ -14,8 +14,8 @@ from tests.support.acl import documented_users, refusals
 from tests.support.servers import TestServer
 from workers.batching.ceiling import GROW_AFTER_RUNS, GROW_AFTER_S
 from workers.batching.shapes import TensorKey
-from workers.ceilings import MOST_SHAPES, Ceilings
-from workers.shared_ceilings import SharedCeilings
+from workers.memory.ceilings import MOST_SHAPES, Ceilings
+from workers.memory.shared_ceilings import SharedCeilings
 
 pytestmark = pytest.mark.redis
 

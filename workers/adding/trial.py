@@ -27,12 +27,12 @@ from workers.adding.hints import Hints, from_json, widened
 from workers.adding.speed import time_batches
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, stack
-from workers.difference import tolerance_of
 from workers.engines.base import Engine, open_engine
 from workers.engines.choice import choice
 from workers.error_text import one_line
 from workers.models import AUTO, ONNXRUNTIME, ModelSpec, TensorSpec
-from workers.probe import Batching, declared, probe
+from workers.probing.difference import tolerance_of
+from workers.probing.probe import Batching, declared, probe
 from workers.tensor_tables import ProbeHint
 
 #: What the probe is told, and model.toml too, of a file in integers: below single precision it is

@@ -15,7 +15,7 @@ from workers.batching.stacking import Array
 from workers.build.rows import Rows
 from workers.engines.base import Engine, open_engine
 from workers.models import ModelSpec, TensorSpec
-from workers.probe import Batching, declared, probe
+from workers.probing.probe import Batching, declared, probe
 
 #: How long each batch size is timed; the fastest run counts.
 _TIMED_S: Final = 0.1

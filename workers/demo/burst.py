@@ -13,8 +13,8 @@ from typing import Final
 from producer import status as fleet_status
 from producer.client import Client, Job
 from producer.contract.reach import reach
-from workers import local
 from workers.demo.digits import MODEL, Digits
+from workers.up import local
 
 JOBS: Final = 20_000
 

@@ -16,10 +16,11 @@ from producer.client import Client
 from producer.contract.app import make_app
 from producer.contract.errors import ConfigError, FleetError
 from producer.tasks import register
-from workers import children, local
+from workers import children
 from workers.demo import acts, burst, show
 from workers.demo.digits import MODEL, Digits, held_out
 from workers.settings import WorkerSettings
+from workers.up import local
 
 #: A machine's own choice of instances may stand; every other setting is the demo's.
 _KEPT: Final = frozenset({"FLEET_INSTANCES", "FLEET_THREADS"})

@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol
 import redis
 
 from workers.delivery.scripts import send
-from workers.hold_off import HoldOff
 from workers.instances import clock, lives
 from workers.instances.instance import Instance
 from workers.instances.leases import Leases, Sight, life_in, node_of
 from workers.instances.sharing import Sharer, dealt_to, next_step, own_part_first
+from workers.parent.hold_off import HoldOff
 
 logger = logging.getLogger(__name__)
 

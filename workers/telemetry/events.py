@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery import Celery
 from celery.events import EventDispatcher
 
-from workers.jobs import Job, shapes_shown
+from workers.loop.jobs import Job, shapes_shown
 from workers.telemetry.logs import said
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from producer.contract.settings import Settings
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from workers.delivery.ledger import Entry
-from workers.jobs import Job
+from workers.loop.jobs import Job
 from workers.telemetry.events import TaskEvents
 
 pytestmark = pytest.mark.redis

@@ -13,8 +13,8 @@ import pytest
 
 from producer.contract.errors import BadRequest, ConfigError, FleetError, ModelCodeFailed
 from tests import onnx_models
-from workers.hooked import start_preprocess
 from workers.hooks import Hooks, load_hooks
+from workers.loop.hooked import start_preprocess
 from workers.models import ModelSpec, load_model
 
 TOML = 'code = "around:Around"\n[engines]\nfp32 = "model.onnx"\n'
