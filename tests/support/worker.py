@@ -119,7 +119,7 @@ class Worker:
         return self.process.wait(timeout=timeout_s)
 
     def log(self) -> str:
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return self.log_path.read_text(errors="replace")
 
     def counters(self, model: str) -> dict[str, Any]:
         """Return the totals of one model over all instances."""
