@@ -9,7 +9,7 @@ import ssl
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -50,6 +50,8 @@ _SCHEMES: Final = {"redis": "rediss", "fleet": "fleets", "sentinel": "sentinels"
 _SENTINEL: Final = ("sentinel", "sentinels")
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SENTINEL_LOGIN: Final = ("sentinel_username", "sentinel_password")
+#: All that a URL's query may say.
+_OPTIONS: Final = frozenset({"ssl_cert_reqs", *_TLS_FILES, *_SENTINEL_LOGIN})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,7 @@ class Server:
           Sentinels, ``master`` is the name they know the master by, the user is the master's.
           The Sentinels' own user is ``?sentinel_username=`` and ``&sentinel_password=``.
         """
-        try:
-            parts = urlsplit(url)
-        except ValueError as error:
-            raise ConfigError(f"{redacted(url)} is not a URL: {error}.") from None
+        parts = _parts(url)
         tls = parts.scheme in _SCHEMES.values()
         if not tls and parts.scheme not in _SCHEMES:
             raise ConfigError(
@@ -88,7 +87,7 @@ class Server:
                 "for TLS; with Sentinels, sentinel://host:port,host:port/master/db."
             )
         by_sentinel = parts.scheme in _SENTINEL
-        query = dict(parse_qsl(parts.query))
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
         login = {name: query.pop(name, None) for name in _SENTINEL_LOGIN} if by_sentinel else {}
         master, db = _master_and_db(url, parts.netloc, parts.path, by_sentinel=by_sentinel)
         addresses = _addresses(url, parts.netloc, by_sentinel=by_sentinel)
@@ -166,6 +165,22 @@ class Server:
         }
 
 
+def _parts(url: str) -> SplitResult:
+    """Split ``url``; no message quotes a piece of it, which may be one of a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"{redacted(url)} is not a URL.") from None
+    options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    misread = "@" in parts.path or ("@" in parts.query and not options <= _OPTIONS)
+    if parts.fragment or misread:
+        raise ConfigError(
+            f"{redacted(url)} cannot be read. In a user or password write / as %2F, ? as %3F, # as "
+            "%23 and @ as %40."
+        )
+    return parts
+
+
 def _addresses(url: str, netloc: str, *, by_sentinel: bool) -> tuple[Address, ...]:
     """Return the hosts and ports of ``url``: one, or with Sentinel at least one."""
     places = netloc.rpartition("@")[2]
@@ -175,8 +190,10 @@ def _addresses(url: str, netloc: str, *, by_sentinel: bool) -> tuple[Address, ..
         try:
             parts = urlsplit(f"//{place}")
             found.append((parts.hostname or "127.0.0.1", parts.port or default_port))
-        except ValueError as error:
-            raise ConfigError(f"{redacted(url)} is not a URL: {error}.") from None
+        except ValueError:
+            raise ConfigError(
+                f"{redacted(url)} is not a URL: a port must be a number, 65535 at most."
+            ) from None
     return tuple(found)
 
 
@@ -218,7 +235,7 @@ def redacted(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "(not a URL)"
-    rest = re.sub(r"(sentinel_password=)[^&]*", r"\1***", rest)
+    rest = re.sub(r"(password=)[^&]*", r"\1***", rest)
     # The last @ ends the credentials: a password may hold one, and a slash too.
     credentials, at, place = rest.rpartition("@")
     if not at:

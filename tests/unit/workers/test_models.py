@@ -22,9 +22,9 @@ def folder_with(tmp_path: Path, toml: str) -> Path:
 
 
 def test_the_files_of_this_repository_load() -> None:
-    models = load_models(CONFIGS)
+    # Those of whoever tries this clone may lie beside them.
+    models = {name: load_model(CONFIGS / "models" / name) for name in ("digits", "digits-fixed1")}
 
-    assert list(models) == ["digits", "digits-fixed1"]
     assert models["digits"].ladder == ("fp16/2",)
     assert models["digits"].memory_limit_bytes is None
     assert models["digits-fixed1"].ladder == ("same/2",)

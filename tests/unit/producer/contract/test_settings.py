@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import ssl
 
 import kombu.utils.json
@@ -127,6 +128,36 @@ def test_a_password_is_in_no_text() -> None:
     )
     assert "ret" not in redacted(by_sentinel)
     assert "secret" not in repr(Server.from_url(by_sentinel.replace("@ret", "ret")))
+
+
+@pytest.mark.parametrize("mark", list("/?#"))
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "fleet", "sentinel"])
+@pytest.mark.parametrize(
+    "secret", ["qzx{}jkv", "77{}jkv", "qzx@{}jkv", "qzx{}jkv=vjk", "qzx:{}jkv", "{}qzx", "qzx{}"]
+)
+def test_a_password_with_a_bare_mark_is_refused_and_no_piece_of_it_is_told(
+    mark: str, scheme: str, secret: str
+) -> None:
+    url = f"{scheme}://:{secret.format(mark)}@example.org/{'mine/' * (scheme == 'sentinel')}0"
+
+    with pytest.raises(ConfigError, match="%2F") as caught:
+        Server.from_url(url)
+
+    assert "***@example.org" in str(caught.value)
+    assert not re.search("qzx|jkv|vjk|77", str(caught.value))
+
+
+@pytest.mark.parametrize("password", ["qzx@jkv", "qzx:@=jkv", "@"])
+def test_a_password_may_hold_what_cannot_be_misread(password: str) -> None:
+    server = Server.from_url(f"redis://:{password}@example.org/3")
+
+    assert (server.password, server.host, server.db) == (password, "example.org", 3)
+
+
+def test_the_query_of_a_url_may_hold_an_at_sign() -> None:
+    server = Server.from_url("rediss://example.org/0?ssl_ca_certs=/keys@home/ca.pem")
+
+    assert server.tls_files == {"ssl_ca_certs": "/keys@home/ca.pem"}
 
 
 def test_the_environment_is_read_and_the_rest_has_defaults() -> None:
