@@ -1,6 +1,7 @@
 """Dead letters: jobs that will not be tried again, read from where `bury.lua` put them.
 
-A letter keeps the original entry; what is read and shown of it is its size, never what it holds.
+A letter keeps the original entry. What is read of it is its size, and where somebody looks at one
+letter, what its arguments look like (`producer.arguments`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from producer.contract.names import Field, Keys, model_of
 
 _LETTERS: Final = Path(__file__).with_name("letters.lua").read_text(encoding="utf-8")
 _READ_AT_ONCE: Final = 100
+
+#: Before the names of the original entry's fields.
+_ORIGINAL: Final = b"original:"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class DeadLetter:
     stream: str
     #: Of each field of the original entry; empty when the entry was deleted before.
     sizes_bytes: Mapping[str, int]
-    #: The entry's envelope, still packed: who sent it, and what its arguments looked like.
+    #: The entry's envelope, still packed: who sent it.
     envelope: bytes = dataclasses.field(repr=False)
     #: The large arrays of its job, which are kept for `blob_ttl_s` from its burial on.
     named: Named = dataclasses.field(default_factory=Named)
@@ -61,7 +65,9 @@ class DeadLetter:
         return {**shown, **large, "model": model_of(self.queue), **self._sender()}
 
     def _sender(self) -> dict[str, Any]:
-        """Return what the envelope says of who sent the job and what its arguments looked like."""
+        """Return what the envelope says of who sent the job. Celery's own text of the arguments is
+        left out: a stock app writes their values there.
+        """
         fields = {b"env": self.envelope}
         if Field.BODY in self.sizes_bytes:
             fields[b"body"] = b""
@@ -71,7 +77,7 @@ class DeadLetter:
             headers = from_fields(fields).headers
         except BadMessage:
             return {"readable": False}
-        said = {name: headers.get(name) for name in ("origin", "argsrepr", "task")}
+        said = {name: headers.get(name) for name in ("origin", "task")}
         return {"readable": True, **said}
 
 
@@ -82,6 +88,18 @@ def letters(client: redis.Redis, keys: Keys, queue: str) -> Iterator[DeadLetter]
         for each in page:
             yield _letter(queue, *each)
         after = f"({page[-1][0].decode()}"
+
+
+def entry_of(client: redis.Redis, keys: Keys, letter: DeadLetter) -> dict[bytes, bytes]:
+    """Return the fields of the original entry, body and all; empty when the letter is gone."""
+    ends = (letter.letter_id, letter.letter_id)
+    found: Any = client.xrange(keys.dead(letter.queue), *ends)
+    fields: Mapping[bytes, bytes] = found[0][1] if found else {}
+    return {
+        name.removeprefix(_ORIGINAL): value
+        for name, value in fields.items()
+        if name.startswith(_ORIGINAL)
+    }
 
 
 def there(client: redis.Redis, keys: Keys, found: Sequence[DeadLetter]) -> list[bool]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import redis
 
-from producer.commands.output import Refused, json_option, print_json, print_table
+from producer.commands.output import Refused, json_option, plain, print_json, print_table
 from producer.contract.names import Keys, is_stream_queue, queue_of
 from producer.contract.queues import find
 from producer.contract.reach import reach
@@ -43,7 +43,7 @@ def dead() -> None:
 
     \b
       fleet dead list                  what is there, and why
-      fleet dead show JOB              who sent it, and how large it is
+      fleet dead show JOB              who sent it, and what its inputs look like
       fleet dead requeue JOB           the cause is mended: it shall run again
       fleet dead purge JOB --yes       nobody needs it any more
 
@@ -66,20 +66,49 @@ def dead_list(as_json: bool) -> None:
 
 @dead.command("show")
 @click.argument("job")
+@click.option(
+    "--values", is_flag=True, help="Show short values of its inputs too: they may be private."
+)
 @json_option
-def dead_show(job: str, as_json: bool) -> None:
-    """Show one dead letter, by the id of its job or its own; its payload only by size."""
-    found = [each for each in _all_letters(Settings.from_env()) if job in _names(each)]
+def dead_show(*, job: str, values: bool, as_json: bool) -> None:
+    """Show one dead letter, by the id of its job or its own.
+
+    Of its inputs only names, dtypes and shapes are shown. --values adds those values that are short
+    as JSON, up to 120 characters.
+    """
+    settings = Settings.from_env()
+    found = [each for each in _all_letters(settings) if job in _names(each)]
     if not found:
         raise Refused(f"There is no dead letter {job}. See `fleet dead list`.")
+    with reach(settings.broker_url) as client:
+        keys = Keys(prefix=settings.prefix)
+        said = [_about(client, keys, each, values=values) for each in found]
     if as_json:
-        print_json([letter.about() for letter in found])
+        print_json(said)
         return
-    for letter in found:
-        about = letter.about()
+    for about in said:
         width = max(map(len, about))
         for name, value in about.items():
-            click.echo(f"{name:<{width}}  {value}")
+            for line in _lines(value):
+                click.echo(f"{name:<{width}}  {plain(line)}")
+
+
+def _about(client: redis.Redis, keys: Keys, letter: DeadLetter, *, values: bool) -> dict[str, Any]:
+    """Return what is known of a letter, with what its inputs look like."""
+    from producer.arguments import MOST_BYTES, look
+    from producer.dead import entry_of
+
+    about = letter.about()
+    if sum(letter.sizes_bytes.values()) > MOST_BYTES:
+        return {**about, "inputs": None, "unreadable": "It is too large to be looked at."}
+    return {**about, **look(entry_of(client, keys, letter), values=values)}
+
+
+def _lines(value: object) -> list[str]:
+    """Return a value of a letter as lines: one for each input."""
+    if isinstance(value, Mapping) and value:
+        return [f"{name}: {'(long)' if its is None else its}" for name, its in value.items()]
+    return [str(value)]
 
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:

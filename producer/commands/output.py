@@ -38,6 +38,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def plain(text: str) -> str:
+    """Return ``text`` without what a terminal would take for an order."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def print_table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     from rich.console import Console
 
@@ -57,7 +62,7 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], width: int) -
         shown.add_column(head, overflow="fold", width=wide)
     for row in cells:
         # Texts come from workers and files; rich must not read markup in them.
-        shown.add_row(*(cell.replace("[", "\\[") for cell in row))
+        shown.add_row(*(plain(cell).replace("[", "\\[") for cell in row))
     return shown
 
 

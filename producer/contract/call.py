@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from producer.contract.errors import BadRequest
+from producer.contract.wire import Reference
 
 _MODEL: Final = "model"
 _INPUTS: Final = "inputs"
@@ -66,11 +67,12 @@ def rows_of(inputs: Mapping[str, Any]) -> int:
 
 def shapes_of(inputs: Mapping[str, Any]) -> str:
     """Describe ``inputs`` for logs and events: names, types and shapes, never a value."""
-    return "{" + ", ".join(f"{name}: {_shape_of(value)}" for name, value in inputs.items()) + "}"
+    return "{" + ", ".join(f"{name}: {shape_of(value)}" for name, value in inputs.items()) + "}"
 
 
-def _shape_of(value: object) -> str:
-    if isinstance(value, np.ndarray):
+def shape_of(value: object) -> str:
+    """Describe one input: its type, and what of its size can be told at once."""
+    if isinstance(value, np.ndarray | Reference):
         return f"{_name_of(value.dtype)}{list(value.shape)}"
     if isinstance(value, list | tuple | str | bytes):
         return f"{type(value).__name__}[{len(value)}]"

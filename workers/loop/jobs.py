@@ -7,9 +7,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kombu.serialization import loads
-
-from producer.contract import wire
+from producer.contract.body import JSON, read_body
 from producer.contract.call import parse_call, shapes_of
 from producer.contract.errors import (
     ArrayMissing,
@@ -22,21 +20,10 @@ from producer.contract.errors import (
     UnknownModel,
 )
 from producer.contract.message import Message, from_fields
-from producer.contract.names import INFER_TASK, model_of, shadow_of
-from producer.contract.wire import CONTENT_TYPE
+from producer.contract.names import model_of, shadow_of
 from workers.delivery.ledger import Entry
 from workers.prepared import Prepared
 from workers.runner import ModelRunner
-
-#: What a body may be packed as; pickle is never among them.
-_JSON: Final = "application/json"
-_ACCEPTED: Final = frozenset({CONTENT_TYPE, _JSON})
-
-#: What a body may be encoded as; Python knows codecs that unpack a byte into a thousand.
-_ENCODINGS: Final = frozenset({"binary", "utf-8", "us-ascii"})
-
-#: JSON takes up to fifty times its size while it is read, and this much of it a second or so.
-_MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 
 #: No batch runs longer; a sender's number may be too large for any float.
 _LONGEST_S: Final = 1e9
@@ -185,22 +172,7 @@ def _decode(
     job_id, model = entry.job_id, model_of(queue)
     if job_id is None:
         raise BadMessage("The entry has no job id.")
-    if why := _why_refused(message):
-        raise BadMessage(why)
-    try:
-        if message.content_type == CONTENT_TYPE:
-            body = wire.loads(message.body, blobs)
-        else:
-            body = loads(
-                message.body, message.content_type, message.content_encoding, accept=[_JSON]
-            )
-        args, kwargs, embed = body
-    except BadMessage:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is unreadable
-        raise BadMessage(f"The body cannot be read: {type(error).__name__}.") from None
-    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
-        raise BadMessage("The body is not (args, kwargs, embed).")
+    args, kwargs, embed = read_body(message, blobs)
     if wrong := _wrong_canvas(embed):
         raise BadMessage(f"The message's {wrong} cannot be read.")
     return Job(
@@ -211,29 +183,8 @@ def _decode(
         args=args,
         kwargs=kwargs,
         embed=embed or {},
-        in_json=message.content_type == _JSON,
+        in_json=message.content_type == JSON,
     )
-
-
-def _why_refused(message: Message) -> str:
-    """Return why a message's body is not opened, as far as what is around it tells."""
-    if message.headers.get("task") != INFER_TASK:
-        return f"The entry is not a call of {INFER_TASK}."
-    if message.content_type not in _ACCEPTED:
-        return (
-            f"Content type {str(message.content_type)[:80]!r} is not accepted; send "
-            f"{CONTENT_TYPE} or application/json."
-        )
-    if message.headers.get("compression"):
-        return "The body is compressed, which is not accepted; turn task_compression off."
-    if message.content_encoding.lower() not in _ENCODINGS:
-        return f"Content encoding {message.content_encoding[:80]!r} is not accepted; send utf-8."
-    if message.content_type == _JSON and len(message.body) > _MAX_JSON_BYTES:
-        return (
-            f"The JSON body has {len(message.body):,} bytes; at most {_MAX_JSON_BYTES:,} are read. "
-            f"Send arrays as {CONTENT_TYPE}."
-        )
-    return ""
 
 
 def _wrong_canvas(embed: object) -> str | None:
