@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from producer.contract.errors import ConfigError
-from workers.error_text import one_line
+from workers.error_text import with_place
 from workers.models import ModelSpec
 
 
@@ -24,7 +24,7 @@ def named_class(spec: ModelSpec, named: str, *, key: str) -> Any:
         module = _module_beside(spec, module_name) or importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{spec.name}: {key} {named!r} cannot be imported: {one_line(error)}"
+            f"{spec.name}: {key} {named!r} cannot be imported: {with_place(error, spec.folder)}"
             f"{_how_to_import(spec, error)}"
         ) from error
     kind = getattr(module, class_name, None)

@@ -283,7 +283,8 @@ def doctor(*, strict: bool, as_json: bool, selftest: bool, report: Path) -> None
     Looks at NVIDIA's driver, CUDA, the runtimes, each GPU and MIG slice with its free memory, its
     holder and the precisions that are fast on it; at cores, memory and the folder for what is
     built; at Redis; and at the files of every model. Each line is ok, a warning or an error, with
-    what to do. Nothing is started, written or changed.
+    what to do. A model's own Python is loaded as an instance would, in a process of its own, for at
+    most a minute. Otherwise nothing is started, written or changed.
 
     Exit code 0: no error. 1: a warning, and --strict was given. 2: an error. With --json: a list of
     {check, state, text, do}.

@@ -21,7 +21,7 @@ from producer.contract.errors import (
     ModelCodeFailed,
 )
 from workers.beside import named_class
-from workers.error_text import one_line
+from workers.error_text import one_line, with_place
 from workers.models import ModelSpec
 
 Hook: TypeAlias = Callable[..., Any]
@@ -98,7 +98,7 @@ def load_hooks(spec: ModelSpec) -> Hooks | None:
         made = kind()
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{spec.name}: code {spec.code!r} cannot be made: {one_line(error)}"
+            f"{spec.name}: code {spec.code!r} cannot be made: {with_place(error, spec.folder)}"
         ) from error
     return Hooks(made, model=spec.name, threads=spec.hook_threads)
 

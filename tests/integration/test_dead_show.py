@@ -37,7 +37,8 @@ def sender(client: redis.Redis, server: TestServer) -> Iterator[Celery]:
 def buried(client: redis.Redis) -> str:
     """Bury the one job that waits, as a worker does; return its id."""
     (stream,) = (each for each in KEYS.streams(QUEUE) if client.xlen(each))
-    ((entry, fields),) = client.xrange(stream)
+    entries: Any = client.xrange(stream)
+    ((entry, fields),) = entries
     original: dict[Any, Any] = {b"original:" + name: value for name, value in fields.items()}
     job_id = fields[b"id"].decode()
     client.xadd(KEYS.dead(QUEUE), {"job": job_id, "stream": stream, **original})

@@ -265,19 +265,55 @@ def test_weights_that_are_missing_beside_a_file_are_an_error(doctor: Doctor, fol
     assert "weights.data, which is not there" in found["model my"]["text"]
 
 
-def test_code_that_is_not_there_is_an_error_and_what_is_there_is_not_run(
-    doctor: Doctor, folder: Path
-) -> None:
+def test_code_that_is_not_there_is_an_error(doctor: Doctor, folder: Path) -> None:
     file = folder / "models" / "my" / "model.toml"
     file.write_text(f'code = "mine:Mine"\n{file.read_text()}')
 
     code, found = doctor()
-    (file.parent / "mine.py").write_text("raise SystemExit(7)")
-    code_then, found_then = doctor()
 
-    assert (code, code_then) == (2, 0)
+    assert (code, wrong(found)) == (2, {("model my", "error")})
     assert "mine is neither in" in found["model my"]["text"]
-    assert "mine:Mine, runs in workers alone" in found_then["model my"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("\nraise RuntimeError('no licence')", "RuntimeError: no licence (mine.py, line 2)"),
+        ("class Mine:\n    def __init__(self): open('/nosuch')", "'/nosuch' (mine.py, line 2)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed the process (SIGKILL)"),
+        ("import os; os._exit(7)", "with status 7"),
+    ],
+)
+def test_code_that_no_worker_could_load_is_an_error_with_its_place(
+    doctor: Doctor, folder: Path, python: str, says: str
+) -> None:
+    file = folder / "models" / "my" / "model.toml"
+    file.write_text(f'code = "mine:Mine"\n{file.read_text()}')
+    (file.parent / "mine.py").write_text(python)
+
+    code, found = doctor()
+
+    assert (code, wrong(found)) == (2, {("model my", "error")})
+    assert says in found["model my"]["text"]
+    assert "mine:Mine" in found["model my"]["do"]
+
+
+def test_code_and_engines_of_ones_own_are_loaded_as_a_worker_does(
+    doctor: Doctor, folder: Path
+) -> None:
+    file = folder / "models" / "my" / "model.toml"
+    file.write_text(f'code = "mine:Mine"\nruntime = "engine:Own"\n{file.read_text()}')
+    (file.parent / "mine.py").write_text(
+        "print('loud')\nclass Mine:\n    def preprocess(self, inputs): return inputs\n"
+    )
+    code_without, without = doctor()
+    (file.parent / "engine.py").write_text("class Own: pass")
+
+    code, found = doctor()
+
+    assert (code_without, code) == (2, 0)
+    assert "No module named 'engine'" in without["model my"]["text"]
+    assert "Its code, mine:Mine and engine:Own, can be loaded." in found["model my"]["text"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(doctor: Doctor, folder: Path) -> None:

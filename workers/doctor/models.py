@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from producer.contract.errors import ConfigError
 from workers.beside import has_module
+from workers.doctor import code
 from workers.finding import Finding, State
-from workers.models import MODEL_FILE, ModelSpec, load_models, model_names
+from workers.models import MODEL_FILE, RUNTIMES, ModelSpec, load_models, model_names
 from workers.settings import WorkerSettings
 
 #: Characters of a checker's words that are shown.
@@ -31,7 +33,7 @@ def look(settings: WorkerSettings) -> Iterator[tuple[Finding, ModelSpec | None]]
         except ConfigError as error:
             yield _refused(check, error, f"Mend {folder / name / MODEL_FILE}."), None
         else:
-            yield _files(check, spec), spec
+            yield _code(_files(check, spec), spec, settings.config_dir), spec
 
 
 def _refused(check: str, error: ConfigError, otherwise: str) -> Finding:
@@ -49,15 +51,25 @@ def _files(check: str, spec: ModelSpec) -> Finding:
         if problem := why_not_sound(path):
             do = "Export it again, unless workers load it all the same."
             return Finding(check, State.WARNING, f"{path}: {problem}", do)
+    ladder = ", ".join(spec.ladder)
+    text = f"{spec.precision}, and when memory runs out {ladder}; its files can be read."
+    return Finding(check, State.OK, text)
+
+
+def _code(files: Finding, spec: ModelSpec, config_dir: Path) -> Finding:
+    """Return what there is to say of a model's own Python, where its files are well."""
+    if files.state is not State.OK or not code.names_code(spec):
+        return files
     if spec.code and not has_module(spec, spec.code):
         module = spec.code.partition(":")[0]
         text = f"code {spec.code!r}: {module} is neither in {spec.folder} nor installed."
-        return Finding(check, State.ERROR, text, f"Put {module}.py there, or mend `code`.")
-    ladder = ", ".join(spec.ladder)
-    text = f"{spec.precision}, and when memory runs out {ladder}; its files can be read."
-    if spec.code:
-        text += f" Its code, {spec.code}, runs in workers alone: `fleet models` says how it fares."
-    return Finding(check, State.OK, text)
+        return Finding(files.check, State.ERROR, text, f"Put {module}.py there, or mend `code`.")
+    own_runtime = None if spec.runtime in RUNTIMES else spec.runtime
+    named = " and ".join(filter(None, (spec.code, own_runtime)))
+    if why := code.why_not_loaded(spec, config_dir):
+        text = why.removeprefix(f"{spec.name}: ")
+        return Finding(files.check, State.ERROR, text, f"Mend {named}, then ask again.")
+    return dataclasses.replace(files, text=f"{files.text} Its code, {named}, can be loaded.")
 
 
 def why_not_readable(path: Path) -> str:

@@ -89,7 +89,7 @@ def import_runtime(spec: ModelSpec) -> None:
 
     spec = dataclasses.replace(spec, runtime=choice(spec).runtime)
     if spec.runtime in _ENGINES:
-        _engine_class(spec)
+        engine_class(spec)
 
 
 def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
@@ -98,7 +98,7 @@ def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
 
     chosen = choice(spec)
     spec = dataclasses.replace(spec, runtime=chosen.runtime)
-    kind = _engine_class(spec)
+    kind = engine_class(spec)
     try:
         engine = kind(spec, precision, threads=threads)
     except FleetError:
@@ -113,7 +113,8 @@ def open_engine(spec: ModelSpec, precision: str, *, threads: int) -> Engine:
     return engine
 
 
-def _engine_class(spec: ModelSpec) -> Any:
+def engine_class(spec: ModelSpec) -> Any:
+    """Import the runtime that the model names, and return its engine."""
     ours = _ENGINES.get(spec.runtime)
     if ours is None:
         return named_class(spec, spec.runtime, key="runtime")
