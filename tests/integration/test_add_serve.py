@@ -13,7 +13,7 @@ import pytest
 
 from producer.client import Client
 from tests import onnx_models
-from tests.support.commands import FLEET, run_command
+from tests.support.commands import CELERY, FLEET, run_command
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import SCRIPTED, Worker, config_folder, own_slots, running_worker
@@ -60,6 +60,22 @@ def test_a_model_is_served_as_soon_as_it_is_added(
     assert worker.ready_pids() == pids
 
 
+def test_a_full_server_is_told_with_what_to_do(server: TestServer, worker: Worker) -> None:
+    worker.wait_ready(2)
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            said = add(server, worker.config, "--name", "unasked")
+        finally:
+            client.config_set("maxmemory", 0)
+
+    assert "Not served yet: Redis is full" in said
+    assert "start more workers, or give it more memory." in said
+    assert "control add_consumer fleet.unasked" in said
+    run_command(*CELERY, "control", "add_consumer", "fleet.unasked", FLEET_BROKER_URL=server.url)
+    wait_until(lambda: "unasked" in worker.status()["models"], what="the model")
+
+
 def test_a_model_may_be_added_for_later(server: TestServer, worker: Worker) -> None:
     worker.wait_ready(2)
 
@@ -78,8 +94,19 @@ def test_a_worker_that_was_told_what_to_serve_is_let_alone(
     for name, config in (("third", worker.config), ("alone", tmp_path)):
         said = json.loads(add(server, config, "--name", name, "--json"))
 
-        assert said["served"] == {"workers": 0, "instances": 0, "trouble": ""}
+        assert said["served"] == {"workers": 0, "instances": 0, "trouble": "", "older": []}
         assert name not in worker.status()["models"]
+
+
+def test_a_replaced_file_that_a_worker_serves_is_told_when_it_will_be(
+    server: TestServer, worker: Worker
+) -> None:
+    worker.wait_ready(2)
+
+    said = add(server, worker.config, "--name", "mine", "--replace")
+
+    assert f"{worker.node} serves the file that was there until it is started again" in said
+    assert "Served by" not in said
 
 
 def test_a_model_that_no_worker_can_load_is_told(server: TestServer, tmp_path: Path) -> None:
@@ -91,7 +118,7 @@ def test_a_model_that_no_worker_can_load_is_told(server: TestServer, tmp_path: P
 
             assert running.status()["config"] == config_words(config)
     assert "Not served yet: " in said
-    assert "Next: fleet up" in said
+    assert "Next: mend that, then start your workers again" in said
 
 
 def test_a_worker_that_waits_for_an_instance_says_so_in_place_of_loading(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from producer.contract.names import queue_of
 from workers.adding.found import Found, Port
 from workers.adding.hints import WIDER
 from workers.adding.serving import Served
@@ -103,14 +104,28 @@ def lines(name: str, folder: Path, found: Found) -> Iterator[str]:
 def next_lines(name: str, found: Found, served: Served) -> Iterator[str]:
     """Yield what to do now."""
     if served.trouble:
-        yield f"Not served yet: {plain(served.trouble)}"
-    if served.instances:
-        yield f"Served by {_counted(served.workers, 'worker')}, " + (
-            f"{_counted(served.instances, 'instance')}. In Python:"
+        yield f"Not served yet: {plain(served.trouble).rstrip('.')}."
+    for node in served.older:
+        yield (
+            f"{node} serves the file that was there until it is started again: Ctrl-C and "
+            "`fleet up`, or as you start your workers. What waits meanwhile is kept."
         )
-    else:
-        yield "Next: fleet up (or start your workers again), then in Python:"
+    yield _how_to_try(name, served)
     yield f"  {example(name, found)}"
+
+
+def _how_to_try(name: str, served: Served) -> str:
+    if served.instances:
+        workers = _counted(served.workers, "worker")
+        return f"Served by {workers}, {_counted(served.instances, 'instance')}. In Python:"
+    if served.older:
+        return "Then, in Python:"
+    if served.trouble:
+        return (
+            "Next: mend that, then start your workers again (fleet up), or ask them again: celery "
+            f"-A workers.app control add_consumer {queue_of(name)}\nThen, in Python:"
+        )
+    return "Next: fleet up (or start your workers again), then in Python:"
 
 
 def _counted(count: int, what: str) -> str:

@@ -6,7 +6,6 @@ serve is left as it is.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
@@ -21,8 +20,9 @@ from producer.contract.app import make_app
 from producer.contract.errors import ConfigError
 from producer.contract.live import Words
 from producer.contract.names import Keys, queue_of
-from producer.contract.reach import reach
+from producer.contract.reach import reach, why_not
 from producer.contract.settings import Settings
+from producer.transport import is_full
 from workers.models import config_words, model_names
 
 #: How long remote control may take to answer, and an engine to be loaded while somebody looks on.
@@ -30,8 +30,8 @@ _ANSWER_WITHIN_S: Final = 5.0
 _LOADED_WITHIN_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.1
 
-#: What there is instead of a server, or of one that answers.
-_NO_SERVER: Final = (ConfigError, redis.RedisError, OperationalError)
+#: What comes of a server that goes away, or is full, while workers are asked.
+_LOST: Final = (ConfigError, redis.RedisError, OperationalError)
 
 _LATE: Final = "it is still being loaded; `fleet models` shows when it is there"
 
@@ -45,25 +45,54 @@ class Served:
     instances: int = 0
     #: Why it is not served, or not yet; empty when all is well, and when there is no worker.
     trouble: str = ""
+    #: Workers that serve a file of this name as it was before.
+    older: tuple[str, ...] = ()
 
 
 def serve(name: str, config_dir: Path, where: Settings) -> Served:
     """Have the running workers of ``config_dir`` serve ``name``; returns when they do."""
     keys = Keys(prefix=where.prefix)
-    # No server is no mistake here: the model is added all the same.
-    with contextlib.suppress(*_NO_SERVER), reach(where.broker_url) as client:
-        found = live.workers(client, keys, now_unix_s=time.time())
-        nodes = [each["node"] for each in found if _takes_on(each, name, config_dir)]
-        if nodes:
-            return _refusal(where, nodes, name) or _loaded(client, keys, nodes, name)
-    return Served()
+    try:
+        client = reach(where.broker_url)
+    except ConfigError:
+        # No server is no mistake here: the model is added all the same.
+        return Served()
+    with client:
+        try:
+            return _asked(client, keys, where, name, config_dir)
+        except _LOST as error:
+            return Served(trouble=_why_lost(error, where))
+
+
+def _asked(client: redis.Redis, keys: Keys, where: Settings, name: str, config_dir: Path) -> Served:
+    found = live.workers(client, keys, now_unix_s=time.time())
+    ours = [each for each in found if _reads(each, config_dir)]
+    older = tuple(each["node"] for each in ours if name in each["models"])
+    nodes = [each["node"] for each in ours if _takes_on(each, name, config_dir)]
+    served = Served()
+    if nodes:
+        served = _refusal(where, nodes, name) or _loaded(client, keys, nodes, name)
+    return dataclasses.replace(served, older=older)
+
+
+def _why_lost(error: Exception, where: Settings) -> str:
+    """Return what became of the server while workers were asked, and what to do."""
+    if isinstance(error, redis.RedisError) and is_full(error):
+        return (
+            "Redis is full (maxmemory), so that no worker can be asked. `fleet queue` says what "
+            "fills it: start more workers, or give it more memory"
+        )
+    return why_not(error, where.broker_url)
+
+
+def _reads(worker: Words, config_dir: Path) -> bool:
+    return worker.get("config") == config_words(config_dir) and worker["state"] == "running"
 
 
 def _takes_on(worker: Words, name: str, config_dir: Path) -> bool:
     others = set(model_names(config_dir)) - {name}
     served = set(worker["models"])
-    same = worker.get("config") == config_words(config_dir)
-    return same and worker["state"] == "running" and name not in served and others <= served
+    return name not in served and others <= served
 
 
 def _refusal(where: Settings, nodes: Sequence[str], name: str) -> Served | None:
