@@ -11,12 +11,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from producer.contract.errors import ConfigError
 from producer.contract.names import is_model_name
@@ -27,7 +27,9 @@ from workers.adding.found import Found
 from workers.adding.graph import read_graph
 from workers.adding.hints import Hints, check, to_json
 from workers.adding.model_file import model_file
+from workers.adding.progress import Tell, shown
 from workers.adding.serving import Served, serve
+from workers.adding.trial import stage_of
 from workers.models import MODEL_FILE, load_model
 from workers.settings import WorkerSettings
 
@@ -38,6 +40,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 #: How long a trial may take to end when it is told to.
 _END_S: Final = 2.0
+_LOOK_EVERY_S: Final = 0.2
 
 
 def add(
@@ -54,9 +57,9 @@ def add(
     # Before the model is there: what is wrong with a URL is no answer to whether it was added.
     where = Settings.from_env() if serves else None
     try:
-        with children.ended_by_signals() as too_late, _shown(f"trying {path.name}"):
+        with children.ended_by_signals() as too_late, shown(f"trying {path.name}") as tell:
             folder, found, kept = _add(
-                path, name, hints, settings, replace=replace, at_last=too_late
+                path, name, hints, settings, replace=replace, tell=tell, at_last=too_late
             )
     except children.Ended as ended:
         click.echo("fleet: interrupted; nothing was added.", err=True)
@@ -82,7 +85,7 @@ def _served(name: str, settings: WorkerSettings, where: Settings | None) -> Serv
     """Have it served; ``where`` None: nobody is asked."""
     if where is None:
         return Served()
-    with _shown(f"asking workers to serve {name}"):
+    with shown(f"asking workers to serve {name}"):
         return serve(name, settings.config_dir, where)
 
 
@@ -93,6 +96,7 @@ def _add(
     settings: WorkerSettings,
     *,
     replace: bool,
+    tell: Tell,
     at_last: Callable[[], None],
 ) -> tuple[Path, Found, Path | None]:
     """Return the new folder, what was found, and where a replaced model is kept.
@@ -106,7 +110,7 @@ def _add(
     with placing.scratch(models) as scratch:
         made = scratch / name
         file = placing.copy_model(graph, made)
-        found = _tried(file, name, hints, settings, source=path)
+        found = _tried(file, name, hints, settings, source=path, tell=tell)
         text = model_file(name, file.name, found, hints)
         (made / MODEL_FILE).write_text(text, encoding="utf-8")
         load_model(made)
@@ -117,7 +121,9 @@ def _add(
     return folder, found, placing.before_of(folder) if had_one else None
 
 
-def _tried(file: Path, name: str, hints: Hints, settings: WorkerSettings, *, source: Path) -> Found:
+def _tried(
+    file: Path, name: str, hints: Hints, settings: WorkerSettings, *, source: Path, tell: Tell
+) -> Found:
     """Return what a process of its own found out about the copied model."""
     scratch = file.parent.parent
     result, log = scratch / "result.json", scratch / "log.txt"
@@ -129,14 +135,12 @@ def _tried(file: Path, name: str, hints: Hints, settings: WorkerSettings, *, sou
         within_s=_END_S,
         output=log,
     ) as child:
-        try:
-            child.wait(timeout=settings.batch_timeout_s)
-        except subprocess.TimeoutExpired:
+        limit_s = settings.batch_timeout_s
+        if not _ends(child, stage_of(result), limit_s=limit_s, name=source.name, tell=tell):
             raise ConfigError(
-                f"{source}: a few rows of it took more than {settings.batch_timeout_s:g} s, after "
-                "which workers end a batch. Raise batch_timeout_s in fleet.toml if it is meant to "
-                "be that slow."
-            ) from None
+                f"{source}: a few rows of it took more than {limit_s:g} s, after which workers end "
+                "a batch. Raise batch_timeout_s in fleet.toml if it is meant to be that slow."
+            )
     if not result.is_file():
         raise ConfigError(f"{source}: {_how_it_ended(child.returncode, log)}")
     said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
@@ -149,10 +153,19 @@ def _tried(file: Path, name: str, hints: Hints, settings: WorkerSettings, *, sou
     return Found.from_json(said["found"])
 
 
-def _shown(text: str) -> contextlib.AbstractContextManager[object]:
-    """Say on standard error what takes so long, where somebody can see it."""
-    console = Console(stderr=True)
-    return console.status(text) if console.is_terminal else contextlib.nullcontext()
+def _ends(
+    child: subprocess.Popen[bytes], stage: Path, *, limit_s: float, name: str, tell: Tell
+) -> bool:
+    """Wait for the trial and tell what it is at; False when it takes longer than ``limit_s``."""
+    began_s, doing = time.monotonic(), "reading it"
+    while (took_s := time.monotonic() - began_s) < limit_s:
+        with contextlib.suppress(OSError):
+            doing = stage.read_text(encoding="utf-8") or doing
+        tell(f"trying {name}: {doing}, {took_s:.0f} s of at most {limit_s:g} s")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=min(_LOOK_EVERY_S, limit_s - took_s))
+            return True
+    return False
 
 
 def _how_it_ended(status: int, log: Path) -> str:

@@ -24,7 +24,8 @@ from workers.adding.axes import Axes, grown_axes, guesses
 from workers.adding.found import Found, Port
 from workers.adding.graph import Graph, Size, read_graph
 from workers.adding.hints import Hints, from_json, widened
-from workers.adding.speed import time_batches
+from workers.adding.progress import Tell
+from workers.adding.speed import Timing, time_batches
 from workers.batching.pieces import Piece
 from workers.batching.stacking import Array, stack
 from workers.engines.base import Engine, open_engine
@@ -62,36 +63,23 @@ class _Guess:
         return {tensor.name: tensor.batch_axis for tensor in self.inputs}
 
 
-def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
-    """Return how the model runs; FleetError says why it cannot be served."""
-    spec = ModelSpec(
-        name=name,
-        folder=graph.path.parent,
-        runtime=ONNXRUNTIME,
-        engines={graph.precision: graph.path},
-        precision=graph.precision,
-        ladder=("same/2",),
-        probe_hints=hints,
-    )
-    if graph.precision == "int8":
-        spec = dataclasses.replace(spec, tolerance=INT8_TOLERANCE)
+def try_model(
+    graph: Graph, name: str, hints: Hints, *, threads: int, tell: Tell = lambda _: None
+) -> Found:
+    """Return how the model runs; FleetError says why it cannot be served.
+
+    ``tell`` is told what is tried.
+    """
+    spec = _spec(graph, name, hints)
+    tell("opening it")
     engine = _open(spec, graph, threads=threads)
     try:
-        guess = _first_that_batches(engine, spec, graph)
-        wider: tuple[str, ...] = ()
-        moved = guess.batching.moved_by
-        if 0 < moved <= _MOST_MOVED:
-            guess, wider = _with_wider_integers(engine, spec, graph, guess)
-        row, axes = guess.batching.row, guess.axes_in
-        most_rows = guess.batching.max_rows
-        if row_bytes := sum(array.nbytes for array in row.values()):
-            most_rows = max(1, min(most_rows, spec.max_batch_bytes // row_bytes))
-        timings, untimed = time_batches(
-            lambda rows: engine.run(_repeated(row, axes, rows)), most_rows=most_rows
-        )
+        tell("running it with one row and with two")
+        guess, wider, moved = _guessed(engine, spec, graph)
+        timings, untimed = _timed(engine, spec, guess, tell=tell)
         instead = choice(dataclasses.replace(spec, runtime=AUTO)).runtime
         return Found(
-            inputs=_ports(guess.inputs, graph.inputs, row),
+            inputs=_ports(guess.inputs, graph.inputs, guess.batching.row),
             outputs=_ports(guess.outputs, graph.outputs, {}),
             precision=graph.precision,
             batches=guess.batching.max_rows > 1,
@@ -107,6 +95,48 @@ def try_model(graph: Graph, name: str, hints: Hints, *, threads: int) -> Found:
         )
     finally:
         engine.close()
+
+
+def _spec(graph: Graph, name: str, hints: Hints) -> ModelSpec:
+    """Return the model as it is tried: in the runtime that is there on any machine."""
+    spec = ModelSpec(
+        name=name,
+        folder=graph.path.parent,
+        runtime=ONNXRUNTIME,
+        engines={graph.precision: graph.path},
+        precision=graph.precision,
+        ladder=("same/2",),
+        probe_hints=hints,
+    )
+    return dataclasses.replace(spec, tolerance=INT8_TOLERANCE) if spec.precision == "int8" else spec
+
+
+def _guessed(
+    engine: Engine, spec: ModelSpec, graph: Graph
+) -> tuple[_Guess, tuple[str, ...], float]:
+    """Return how rows are counted, the inputs that were tried with larger integers for it, and how
+    far the number of rows had moved answers before.
+    """
+    guess = _first_that_batches(engine, spec, graph)
+    moved = guess.batching.moved_by
+    if not 0 < moved <= _MOST_MOVED:
+        return guess, (), moved
+    return (*_with_wider_integers(engine, spec, graph, guess), moved)
+
+
+def _timed(
+    engine: Engine, spec: ModelSpec, guess: _Guess, *, tell: Tell
+) -> tuple[tuple[Timing, ...], str]:
+    """Return what runs of each size take, and why there are no larger ones."""
+    row, most_rows = guess.batching.row, guess.batching.max_rows
+    if row_bytes := sum(array.nbytes for array in row.values()):
+        most_rows = max(1, min(most_rows, spec.max_batch_bytes // row_bytes))
+
+    def run(rows: int) -> None:
+        tell(f"timing runs of {rows} row{'s' if rows > 1 else ''}")
+        engine.run(_repeated(row, guess.axes_in, rows))
+
+    return time_batches(run, most_rows=most_rows)
 
 
 def _open(spec: ModelSpec, graph: Graph, *, threads: int) -> Engine:
@@ -243,12 +273,31 @@ def main(path: str, name: str, threads: str, hints: str, result: str) -> None:
     said: dict[str, object]
     try:
         graph, told = read_graph(Path(path)), from_json(hints)
-        said = {"found": try_model(graph, name, told, threads=int(threads)).as_json()}
+        tell = _teller(stage_of(Path(result)))
+        said = {"found": try_model(graph, name, told, threads=int(threads), tell=tell).as_json()}
     except FleetError as error:
         said = {"refused": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a model does, the command says it
         said = {"refused": one_line(error)}
     Path(result).write_text(json.dumps(said), encoding="utf-8")
+
+
+def stage_of(result: Path) -> Path:
+    """Return the file that says what is tried at the moment."""
+    return result.with_name("stage.txt")
+
+
+def _teller(file: Path) -> Tell:
+    last = ""
+
+    def tell(text: str) -> None:
+        nonlocal last
+        # Runs are timed: a file is not written in each.
+        if text != last:
+            last = text
+            file.write_text(text, encoding="utf-8")
+
+    return tell
 
 
 if __name__ == "__main__":
