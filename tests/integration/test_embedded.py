@@ -30,7 +30,7 @@ from tests.support.nvml_inventories import environ_of
 from workers import preflight
 from workers.instances import cgroup
 from workers.settings import WorkerSettings
-from workers.up.embedded import embedded_server
+from workers.up.embedded import aside_of, embedded_server
 
 pytestmark = pytest.mark.redis
 
@@ -93,7 +93,7 @@ def test_the_password_is_in_no_repr() -> None:
 def test_it_dies_with_a_parent_that_is_killed() -> None:
     program = (
         "import time\n"
-        "from workers.up.embedded import embedded_server\n"
+        "from workers.up.embedded import aside_of, embedded_server\n"
         "with embedded_server() as server:\n"
         "    print(server.process.pid, flush=True)\n"
         "    time.sleep(60)\n"
@@ -166,16 +166,50 @@ def test_one_that_a_killed_command_left_is_ended_first(tmp_path: Path) -> None:
     assert server.url == url
 
 
-def test_the_server_of_a_copied_folder_is_let_alone(tmp_path: Path) -> None:
+def test_a_copied_folder_begins_anew_and_the_original_is_let_alone(tmp_path: Path) -> None:
     folder, copy = tmp_path / "folder", tmp_path / "copy"
     with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
+        client.set("key", "value")
+        url = server.url
         shutil.copytree(folder, copy)
 
-        with embedded_server(copy) as other:
-            assert other.url != server.url
-            assert other.moved_from == urlsplit(server.url).port
+        with embedded_server(copy) as other, redis.Redis.from_url(other.url) as its_client:
+            assert urlsplit(other.url).port != urlsplit(url).port
+            assert urlsplit(other.url).password != urlsplit(url).password
+            assert (other.moved_from, other.copied_from) == (None, folder)
+            assert its_client.get("key") is None
 
         assert client.ping()
+
+    # What it brought along is not lost; it is its own from now on, also where it is the first.
+    assert (aside_of(copy) / "appendonlydir").is_dir()
+    with embedded_server(copy) as again, embedded_server(folder) as server:
+        assert (again.url, again.copied_from) == (other.url, None)
+        assert (server.url, server.moved_from) == (url, None)
+
+
+def test_a_copy_that_is_started_first_leaves_the_original_its_port(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    with embedded_server(folder) as server:
+        url = server.url
+    shutil.copytree(folder, copy)
+
+    with embedded_server(copy) as other, embedded_server(folder) as server:
+        assert (server.url, server.moved_from) == (url, None)
+        assert other.url != url
+
+
+def test_a_moved_folder_keeps_what_it_had(tmp_path: Path) -> None:
+    folder, moved = tmp_path / "folder", tmp_path / "moved"
+    with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
+        client.set("key", "value")
+        url = server.url
+    folder.rename(moved)
+
+    with embedded_server(moved) as server, redis.Redis.from_url(server.url) as client:
+        assert client.get("key") == b"value"
+
+    assert (server.url, server.copied_from) == (url, None)
 
 
 def test_another_program_on_the_kept_port_may_say_anything(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import random
 import secrets
 import socket
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _HOST: Final = "127.0.0.1"
 _FILE: Final = "address.json"
@@ -55,15 +55,42 @@ class Address:
     @classmethod
     def kept_in(cls, folder: Path) -> Address | None:
         """Return the address that was kept, if there is one."""
+        said = _said_in(folder)
         try:
-            said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             port = int(said["port"])
             return cls(port=port, password=str(said["password"])) if 0 < port < 65_536 else None
-        except (OSError, ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             return None
 
     def keep_in(self, folder: Path) -> None:
-        write_private(folder / _FILE, json.dumps(dataclasses.asdict(self)))
+        said = {**dataclasses.asdict(self), "folder": os.fspath(folder.resolve())}
+        write_private(folder / _FILE, json.dumps(said))
+
+
+def copied_from(folder: Path) -> Path | None:
+    """Return the folder that ``folder`` is a copy of, where that still has the address; one that
+    was moved is no copy.
+    """
+    made_in = _said_in(folder).get("folder")
+    if not isinstance(made_in, str) or not made_in:
+        return None
+    original = Path(made_in)
+    try:
+        if original.samefile(folder):
+            return None
+    except OSError:
+        return None
+    address = Address.kept_in(folder)
+    return original if address and Address.kept_in(original) == address else None
+
+
+def _said_in(folder: Path) -> dict[str, Any]:
+    """Return what is kept of the address, nothing where that makes no sense."""
+    try:
+        said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def free_port() -> int:

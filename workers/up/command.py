@@ -23,6 +23,7 @@ from producer.contract.settings import redacted
 from workers import children
 from workers.settings import WorkerSettings
 from workers.up import local
+from workers.up.embedded import Server, aside_of
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -120,8 +121,8 @@ def _introduce(
         _say(f"Flower   {flower.address}  {flower.access.how_to_log_in()}")
     if trouble := local.troubles(words):
         _say(f"not yet  {trouble}")
-    if broker.process:
-        _tell_the_address(broker, is_noted=is_noted)
+    if broker.server:
+        _tell_the_address(broker.server, is_noted=is_noted)
     if "digits" in words["models"]:
         _say(
             "\nIn a Python prompt in this folder:\n\n"
@@ -132,11 +133,16 @@ def _introduce(
     _say(f"\n`{_fleet()} status` shows what it does. Ctrl-C stops everything.")
 
 
-def _tell_the_address(broker: local.Broker, *, is_noted: bool) -> None:
-    if broker.moved_from:
-        _say(f"new port: another program has {broker.moved_from}; start your apps again.")
+def _tell_the_address(server: Server, *, is_noted: bool) -> None:
+    if server.copied_from:
+        _say(
+            f"new port: this folder is a copy, and the old one belongs to {server.copied_from}. "
+            f"What the copy brought along of jobs is in {aside_of(_KEPT)}."
+        )
+    if server.moved_from:
+        _say(f"new port: another program has {server.moved_from}; start your apps again.")
     # A password is shown only where there is no other way to get at it.
-    url = f"$(cat {shlex.quote(str(NOTE))})" if is_noted else broker.settings.broker_url
+    url = f"$(cat {shlex.quote(str(NOTE))})" if is_noted else server.url
     again = " (the same at each start)" if is_noted else ""
     _say(f"\nFor an app in another folder{again}:\n\n  export FLEET_BROKER_URL={url}")
 

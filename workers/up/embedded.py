@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -21,7 +22,7 @@ import redis
 from producer.contract.errors import ConfigError
 from workers import children
 from workers.instances import cgroup
-from workers.up.address import Address, write_private
+from workers.up.address import Address, copied_from, write_private
 
 _START_WITHIN_S: Final = 10.0
 _END_WITHIN_S: Final = 5.0
@@ -61,6 +62,8 @@ class Server:
     process: subprocess.Popen[bytes]
     #: The port that was kept and is taken by another program, where there was one.
     moved_from: int | None = None
+    #: The folder that ``kept`` was copied from: it has begun anew, since that one has the address.
+    copied_from: Path | None = None
 
 
 @contextlib.contextmanager
@@ -95,14 +98,25 @@ def _binary() -> str:
 
 def _kept_in(folder: Path, stack: contextlib.ExitStack, binary: str) -> Server:
     try:
+        original = copied_from(folder)
+        if original:
+            # Its jobs are the original's, which will answer them; nobody asked for their loss.
+            shutil.rmtree(aside_of(folder), ignore_errors=True)
+            folder.rename(aside_of(folder))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # As the server itself names it.
-        return _where_it_was(stack, binary, folder.resolve())
+        server = _where_it_was(stack, binary, folder.resolve())
+        return dataclasses.replace(server, copied_from=original)
     except OSError as error:
         # Another user's, after a command as root.
         raise ConfigError(
             f"{error.filename or folder}: {error.strerror}. What `fleet up` keeps is in {folder}."
         ) from error
+
+
+def aside_of(folder: Path) -> Path:
+    """Return where the data lies that a copied folder brought along."""
+    return folder.with_name(f"{folder.name}.copied")
 
 
 def _where_it_was(stack: contextlib.ExitStack, binary: str, folder: Path) -> Server:

@@ -27,7 +27,7 @@ from workers.models import load_models
 from workers.settings import WorkerSettings
 from workers.telemetry.flower_access import Access
 from workers.up.address import free_port
-from workers.up.embedded import embedded_server
+from workers.up.embedded import Server, embedded_server
 
 _CLONE: Final = Path(__file__).resolve().parents[2]
 _FLOWER_CONFIG: Final = "flowerconfig.py"
@@ -48,10 +48,12 @@ class Broker:
     settings: Settings
     #: What processes beside us are started with, so that they use the same server.
     environ: Mapping[str, str] = dataclasses.field(repr=False)
-    #: The embedded server's process; None when FLEET_BROKER_URL names the server.
-    process: subprocess.Popen[bytes] | None
-    #: The port on which its server was before, where it could not have it again.
-    moved_from: int | None = None
+    #: The embedded one; None when FLEET_BROKER_URL names the server.
+    server: Server | None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        return self.server.process if self.server else None
 
     @property
     def keys(self) -> Keys:
@@ -84,18 +86,17 @@ def broker(
     # Before anything is started: a mistake in a file needs no server to be found.
     load_models(worker.config_dir, worker.models or None)
     with contextlib.ExitStack() as stack:
-        process = moved_from = None
+        server = None
         url = environ.get("FLEET_BROKER_URL")
         if not url:
             server = stack.enter_context(embedded_server(kept))
-            url, process, moved_from = server.url, server.process, server.moved_from
+            url = server.url
         settings = Settings.from_env({**environ, "FLEET_BROKER_URL": url})
         preflight.check(worker, settings)
         yield Broker(
             settings=settings,
             environ=_for_children(environ, url),
-            process=process,
-            moved_from=moved_from,
+            server=server,
         )
 
 
