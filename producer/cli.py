@@ -100,7 +100,7 @@ def cli() -> None:
 
     \b
       fleet demo       real digits through a real worker, in under a minute
-      fleet up         keep a server and a worker running, and use them from Python
+      fleet up         keep a server and a worker running, for your own Python
       fleet add FILE   serve an ONNX file of your own
 
     With a Redis of your own, say where it is and start as many workers as you like:

@@ -231,7 +231,7 @@ def build(*, plans: bool, as_json: bool, **asked: Any) -> None:
     int8 and fp8 need rows of your own, and with them a report means most:
 
     \b
-      fleet build digits                          what model.toml's [build] asks for
+      fleet build digits          what model.toml's [build] asks for
       fleet build my --precision int8 --calibrate rows.npz
 
     In rows.npz each input of the model is one array, as numpy.savez writes it; 100 to 500 typical

@@ -44,7 +44,7 @@ def queue(*, as_json: bool, every_s: float | None) -> None:
     """Show what waits in each queue, for how long, and who serves it.
 
     \b
-      waiting     could be claimed now; jobs that an instance gave back are among them
+      waiting     could be claimed now, also what an instance gave back
       claimed     an instance has them: they run, or are next
       delayed     sent with a countdown or an eta, and not due yet
       dead        will not be tried again: see `fleet dead list`

@@ -19,6 +19,9 @@ from workers.finding import Finding, State
 
 _COLORS: Final = {State.OK: "green", State.WARNING: "yellow", State.ERROR: "bold red"}
 
+#: On a narrower terminal, what to do stands behind what was found: two columns would break paths.
+_WIDE: Final = 120
+
 
 def doctor(*, as_json: bool, strict: bool) -> None:
     """Look, print, and end with the exit code."""
@@ -40,16 +43,24 @@ def exit_code(findings: Iterable[Finding], *, strict: bool) -> int:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("", "check", "found", "what to do"):
-        table.add_column(head, overflow="fold")
+    # A pipe has no width; a program that wants columns takes --json.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table(findings, width=console.width))
+    click.echo(summary(findings))
+
+
+def table(findings: Iterable[Finding], *, width: int) -> Table:
+    """Return the findings as a table that fits a terminal of that width."""
+    is_wide = width >= _WIDE
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("", "check", "found", "what to do") if is_wide else ("", "check", "found"):
+        shown.add_column(head, overflow="fold")
     for each in findings:
         # As Text: what files and servers say is no markup.
         state = Text(each.state, style=_COLORS[each.state])
-        table.add_row(state, Text(each.check), Text(each.text), Text(each.do))
-    # A pipe has no width; a program that wants columns takes --json.
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    click.echo(summary(findings))
+        told = (each.text, each.do) if is_wide else (each.line,)
+        shown.add_row(state, Text(each.check), *map(Text, told))
+    return shown
 
 
 def summary(findings: Sequence[Finding]) -> str:

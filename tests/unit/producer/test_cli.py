@@ -30,9 +30,10 @@ def nobody() -> str:
 
 
 def test_help_teaches_where_to_begin() -> None:
-    result = fleet("--help")
+    result = fleet("--help", COLUMNS="80")
 
     assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
     for words in (
         "fleet demo",
         "fleet up",
@@ -67,11 +68,12 @@ def test_help_waits_for_nothing_that_reads_arrays() -> None:
     ],
 )
 def test_every_command_explains_itself(command: str) -> None:
-    result = fleet(*command.split(), "--help")
+    result = fleet(*command.split(), "--help", COLUMNS="80")
 
     assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
     assert "Usage: fleet" in result.output
-    assert fleet(*command.split(), "-h").output == result.output
+    assert fleet(*command.split(), "-h", COLUMNS="80").output == result.output
 
 
 def test_the_worker_explains_itself_and_leaves_nothing_to_celery() -> None:

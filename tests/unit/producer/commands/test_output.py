@@ -21,9 +21,9 @@ ROWS = [
 ]
 
 
-def shown(rows: Sequence[tuple[str, ...]], width: int) -> str:
+def shown(rows: Sequence[tuple[str, ...]], width: int, heads: tuple[str, ...] = HEADS) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(table(HEADS, rows, width))
+    console.print(table(heads, rows, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -43,6 +43,21 @@ def test_nothing_is_left_out_at_any_width(width: int) -> None:
     text = shown([long], width)
 
     assert text.count("y") == 60 + sum(cell.count("y") for cell in (*HEADS, *long[:-1]))
+    assert max(map(len, text.splitlines())) <= width
+
+
+LETTERS = ("queue", "job", "code", "starts", "buried", "reason")
+LETTER = (
+    *("fleet.digits", "0b61f6d4-3c7e-4a5c-9f51-2d1a6d9f3b10", "WORKER_LOST", "3"),
+    *("2026-11-30 20:27:36", "its process died at each of 3 starts"),
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_the_id_of_a_job_can_be_copied_at_any_width(width: int) -> None:
+    text = shown([LETTER, LETTER], width, LETTERS)
+
+    assert text.count(LETTER[1]) == 2
     assert max(map(len, text.splitlines())) <= width
 
 
