@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from producer.contract.errors import ConfigError
 from workers.batching.stacking import Array
-from workers.build.compare import Comparison, accuracy, why_refused
+from workers.build.compare import Comparison, Difference, accuracy, why_refused
 from workers.build.metric import Metric
 from workers.build.opened import Opened, opened
 from workers.build.report import Report, Speed
@@ -118,21 +118,13 @@ def evaluated(
     progress: Callable[[str, int, int], None],
 ) -> Report:
     """Return what ``path`` is like, run in the engine that will serve it."""
-    rows, size = reference.rows, reference.rows_at_a_time
-    total = -(-rows.count // size)
     spec = reference.spec
     with opened(spec, path, precision, threads=reference.threads) as variant:
         axes = {tensor.name: tensor.batch_axis for tensor in variant.outputs}
-        comparisons = {name: Comparison(axis) for name, axis in axes.items()}
-        found: list[dict[str, Array]] = []
-        for number, answer in enumerate(variant.answers(rows, at_a_time=size)):
-            progress(f"{precision}: comparing with fp32", number + 1, total)
-            for name, comparison in comparisons.items():
-                _compare(comparison, name, reference.answers[number], answer)
-            found.append(answer)
+        found, differences = _compared(
+            reference, variant, axes, tell=partial(progress, f"{precision}: comparing with fp32")
+        )
         progress(f"{precision}: measuring", 0, 0)
-        speed = _speed(reference, variant)
-        differences = {name: made.difference() for name, made in comparisons.items()}
         return Report(
             size_bytes=path.stat().st_size,
             source_bytes=reference.source_bytes,
@@ -141,17 +133,39 @@ def evaluated(
             kept_fp32=tuple(kept),
             max_rows=variant.batching.max_rows,
             why=variant.batching.why,
-            compared_on=rows.origin,
+            compared_on=reference.rows.origin,
             outputs=differences,
             accuracy=_accuracy(reference, found, axes),
             metric=_metric(reference, found, axes),
-            speed=speed,
+            speed=_speed(reference, variant),
             refused=why_refused(
                 differences,
                 min_agreement=spec.build.min_agreement,
                 min_cosine=spec.build.min_cosine,
             ),
         )
+
+
+def _compared(
+    reference: Reference,
+    variant: Opened,
+    axes: Mapping[str, int | None],
+    *,
+    tell: Callable[[int, int], None],
+) -> tuple[list[dict[str, Array]], dict[str, Difference]]:
+    """Return what a variant answers to all rows, and how far each output is from fp32.
+
+    ``tell`` is told how many parts of how many are done.
+    """
+    rows, size = reference.rows, reference.rows_at_a_time
+    comparisons = {name: Comparison(axis) for name, axis in axes.items()}
+    found: list[dict[str, Array]] = []
+    for number, answer in enumerate(variant.answers(rows, at_a_time=size)):
+        tell(number + 1, -(-rows.count // size))
+        for name, comparison in comparisons.items():
+            _compare(comparison, name, reference.answers[number], answer)
+        found.append(answer)
+    return found, {name: made.difference() for name, made in comparisons.items()}
 
 
 def _compare(
