@@ -11,6 +11,13 @@ ROUNDS ?= 20
 MINUTES ?= 45
 FILES ?= 3
 
+# An environment belongs to the folder where it was made: in a copied or moved clone its commands
+# would run the code of the old place, or nothing. So there it is made anew.
+ifeq ($(shell test -e .venv/bin/fleet && ! grep -qF "$(CURDIR)/.venv/" .venv/bin/fleet && echo moved),moved)
+$(info make: .venv was made in another folder, so it is made anew here.)
+$(shell rm -rf .venv)
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo up compose-up compose-test test test-servers check format chaos chaos-long soak bench clean
 

@@ -25,7 +25,7 @@ class Refused(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"fleet: {' '.join(self.message.split())}", file=file or sys.stderr)
+        click.echo(f"fleet: {plain(' '.join(self.message.split()))}", file=file or sys.stderr)
 
 
 def json_option(command: Callable[..., None]) -> Callable[..., None]:

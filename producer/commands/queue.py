@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 import redis
 
-from producer.commands.output import json_option, print_json, print_table, table
+from producer.commands.output import json_option, plain, print_json, print_table, table
 from producer.contract import live, queues
 from producer.contract.names import Keys, model_of, queue_of
 from producer.contract.queues import Queue, Served
@@ -159,7 +159,9 @@ def _print_lines(seen: list[Queue] | str) -> None:
         return
     for each in seen:
         cells = zip(_HEADS[1:], _row(each)[1:], strict=True)
-        click.echo(f"{_clock()}  {each.name}  " + ", ".join(f"{h} {c or '-'}" for h, c in cells))
+        click.echo(
+            f"{_clock()}  {plain(each.name)}  " + ", ".join(f"{h} {c or '-'}" for h, c in cells)
+        )
     if not seen:
         click.echo(f"{_clock()}  {_NOTHING}")
 
