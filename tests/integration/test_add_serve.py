@@ -103,7 +103,7 @@ def test_a_replaced_file_that_a_worker_serves_is_told_when_it_will_be(
 ) -> None:
     worker.wait_ready(2)
 
-    said = add(server, worker.config, "--name", "mine", "--replace")
+    said = add(server, worker.config, "--name", "scripted", "--replace")
 
     assert f"{worker.node} serves the file that was there until it is started again" in said
     assert "Served by" not in said
