@@ -33,13 +33,19 @@ def local_broker_url(note: Path = NOTE) -> str | None:
 
 
 @contextlib.contextmanager
-def noting(note: Path = NOTE) -> Iterator[Callable[[str], None]]:
+def noting(note: Path = NOTE) -> Iterator[Callable[..., None]]:
     """Hold the note for the length of the block, and yield what writes the URL into it; ConfigError
     when another `fleet up` holds it.
+
+    A URL that is written as ``lasting`` is the same the next time: its text stays, so that an app
+    can be given it at any time.
     """
+    stays = False
     with _held(note) as file:
 
-        def write(url: str) -> None:
+        def write(url: str, *, lasting: bool = False) -> None:
+            nonlocal stays
+            stays = lasting
             file.write(url)
             file.flush()
 
@@ -47,7 +53,8 @@ def noting(note: Path = NOTE) -> Iterator[Callable[[str], None]]:
             file.truncate(0)
             yield write
         finally:
-            note.unlink(missing_ok=True)
+            if not stays:
+                note.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         # Somebody may keep something of his own in there.
         note.parent.rmdir()

@@ -90,15 +90,20 @@ def test_the_password_is_in_no_repr() -> None:
         assert str(urlsplit(server.url).password) not in repr(server)
 
 
-def test_it_dies_with_a_parent_that_is_killed() -> None:
+def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import time\n"
-        "from workers.up.embedded import aside_of, embedded_server\n"
+        "from workers.up.embedded import embedded_server\n"
         "with embedded_server() as server:\n"
         "    print(server.process.pid, flush=True)\n"
         "    time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        # Who is killed removes nothing.
+        env={**os.environ, "TMPDIR": os.fspath(tmp_path)},
+    ) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         assert lives(pid)

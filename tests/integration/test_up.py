@@ -119,13 +119,13 @@ def has_pending(pid: int, signum: signal.Signals) -> bool:
 class Up:
     """One `fleet up` on a terminal of its own."""
 
-    def __init__(self, clone: Path, folder: Path) -> None:
+    def __init__(self, clone: Path, folder: Path, **more: str) -> None:
         self.clone, self.note = clone, clone / ".fleet" / "broker-url"
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "producer.cli", "up"],
             cwd=clone,
-            env=environ(clone, folder),
+            env={**environ(clone, folder), **more},
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -172,8 +172,8 @@ def _own_terminal() -> None:
 
 
 @contextlib.contextmanager
-def running(clone: Path, folder: Path) -> Iterator[Up]:
-    started = Up(clone, folder)
+def running(clone: Path, folder: Path, **more: str) -> Iterator[Up]:
+    started = Up(clone, folder, **more)
     try:
         started.wait_ready()
         yield started
@@ -209,9 +209,9 @@ def assert_nothing_lives(up: Up) -> None:
 def assert_nothing_left(up: Up, folder: Path) -> None:
     assert_nothing_lives(up)
     assert not list(folder.iterdir())
-    assert not up.note.exists()
-    # What the server knows, and nobody else may.
-    assert [each.name for each in up.note.parent.iterdir()] == ["server"]
+    assert local_broker_url(up.note) is None
+    # Where the server will be again, and what it knows, which nobody else may.
+    assert sorted(each.name for each in up.note.parent.iterdir()) == ["broker-url", "server"]
     assert stat.S_IMODE(up.note.parent.stat().st_mode) == 0o700
 
 
@@ -246,14 +246,16 @@ def test_ctrl_c_at_the_terminal_ends_everything(up: Up, tmp_path: Path) -> None:
 
 
 def test_the_next_start_has_the_address_and_the_jobs_of_the_last(up: Up, tmp_path: Path) -> None:
-    url = local_broker_url(up.note)
+    url = str(local_broker_url(up.note))
     run(up, tmp_path, _LATER)
     os.write(up.master, b"\x03")
     assert up.ends() == 0
     assert "3 jobs wait, and are kept for the next start" in up.said
     assert_nothing_left(up, tmp_path)
+    assert up.note.read_text() == url
 
-    with running(up.clone, tmp_path) as again:
+    # From the shell of an app that was given the address.
+    with running(up.clone, tmp_path, FLEET_BROKER_URL=url) as again:
         assert local_broker_url(up.note) == url
         assert run(again, tmp_path, _HOW_MANY_LATER).strip() == "3"
         assert "array(" in run(again, tmp_path, _PROMPT)

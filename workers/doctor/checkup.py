@@ -26,7 +26,7 @@ from workers.instances.nvml import Nvml
 from workers.models import ONNXRUNTIME, RUNTIMES, ModelSpec
 from workers.settings import WorkerSettings
 
-_NAME_A_SERVER = "Start one, or name another (docs/redis.md)."
+_NAME_A_SERVER = "Start one (`fleet up` brings one along), or name another (docs/redis.md)."
 
 
 def checkup() -> list[Finding]:

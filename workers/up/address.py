@@ -11,6 +11,8 @@ import socket
 from pathlib import Path
 from typing import Any, Final
 
+from producer.contract.settings import Server
+
 _HOST: Final = "127.0.0.1"
 _FILE: Final = "address.json"
 
@@ -30,6 +32,11 @@ class Address:
     @property
     def url(self) -> str:
         return f"redis://:{self.password}@{_HOST}:{self.port}/0"
+
+    def is_meant_by(self, url: str) -> bool:
+        """Whether ``url`` leads here, or did before another program took the port."""
+        server = Server.from_url(url)
+        return (server.host, server.password) == (_HOST, self.password)
 
     @property
     def is_free(self) -> bool:

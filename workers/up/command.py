@@ -49,7 +49,7 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     note = _note(stack)
     broker = stack.enter_context(local.broker(settings, os.environ, kept=_KEPT if note else None))
     if note:
-        note(broker.settings.broker_url)
+        note(broker.settings.broker_url, lasting=broker.server is not None)
     # After the worker, which gives back what it claimed, and before the server.
     stack.callback(_tell_of_what_waits, broker, is_kept=note is not None)
     # Flower first, so that it hears the worker's first events and ends after it.
@@ -90,7 +90,7 @@ def _tell_of_what_waits(broker: local.Broker, *, is_kept: bool) -> None:
             _say(f"{jobs}, and {'is' if count == 1 else 'are'} {fate}.")
 
 
-def _note(stack: contextlib.ExitStack) -> Callable[[str], None] | None:
+def _note(stack: contextlib.ExitStack) -> Callable[..., None] | None:
     """Return what notes the URL; None where nothing can be kept beside the clone."""
     try:
         return stack.enter_context(noting())

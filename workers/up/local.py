@@ -26,7 +26,7 @@ from workers import children, preflight
 from workers.models import load_models
 from workers.settings import WorkerSettings
 from workers.telemetry.flower_access import Access
-from workers.up.address import free_port
+from workers.up.address import Address, free_port
 from workers.up.embedded import Server, embedded_server
 
 _CLONE: Final = Path(__file__).resolve().parents[2]
@@ -88,7 +88,9 @@ def broker(
     with contextlib.ExitStack() as stack:
         server = None
         url = environ.get("FLEET_BROKER_URL")
-        if not url:
+        own = Address.kept_in(kept) if kept else None
+        # A shell in which an app was given our address names no other server with it.
+        if not url or (own and own.is_meant_by(url)):
             server = stack.enter_context(embedded_server(kept))
             url = server.url
         settings = Settings.from_env({**environ, "FLEET_BROKER_URL": url})

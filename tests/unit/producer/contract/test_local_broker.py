@@ -40,6 +40,16 @@ def test_the_url_is_found_while_the_note_is_held_and_gone_afterwards(note: Path)
     assert not note.parent.exists()
 
 
+def test_the_text_of_one_that_lasts_stays_for_apps_and_counts_for_nothing(note: Path) -> None:
+    with noting(note) as write:
+        write(URL, lasting=True)
+
+    assert note.read_text(encoding="utf-8") == URL
+    assert local_broker_url(note) is None
+    with noting(note):
+        assert note.read_text(encoding="utf-8") == ""
+
+
 def test_only_its_owner_may_read_the_note(note: Path) -> None:
     with noted(URL, note):
         assert stat.S_IMODE(note.stat().st_mode) == 0o600
