@@ -232,7 +232,7 @@ class Infer(Task):
         known = self.publisher.known_models(str(model))
         if known and model not in known:
             raise UnknownModel(
-                f"No worker serves {model!r}. Served at the moment: {', '.join(sorted(known))}."
+                f"No worker has served {model!r} within a day, but: {', '.join(sorted(known))}."
             )
         return call
 

@@ -44,7 +44,7 @@ def worker(*, instances: str | None, celery_options: tuple[str, ...]) -> None:
       --autoscale MAX,MIN     let the queues decide how many instances run
       -Q fleet.A,fleet.B      serve these models only
       -n NAME                 the node's name; each worker needs its own
-      -l LEVEL                what is logged (WARNING)
+      -l LEVEL                what is logged (INFO: starts, loaded models, ends; no job)
       -f FILE, --pidfile, -D, --uid, --gid
 
     Other options are refused with what to do instead. Everything else is in configs/fleet.toml.
@@ -57,8 +57,9 @@ def worker(*, instances: str | None, celery_options: tuple[str, ...]) -> None:
         os.environ["FLEET_INSTANCES"] = instances
     # The same process from here on, so that a supervisor's signals reach Celery itself. Those that
     # came already are held back since `producer.entry`.
-    command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", *celery_options]
-    os.execv(sys.executable, command)
+    command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", "-l", "INFO"]
+    # Of two levels the last one counts.
+    os.execv(sys.executable, [*command, *celery_options])
 
 
 @click.command()

@@ -70,7 +70,9 @@ def _ready(client: redis.Redis, count: int) -> Words | None:
     return words if states == ["ready"] * count else None
 
 
-def test_a_worker_uses_the_instances_that_are_named_in_their_order(named: Words) -> None:
+def test_a_worker_uses_the_instances_that_are_named_in_their_order(
+    named: Words, tmp_path: Path
+) -> None:
     keys = [instance["instance"] for instance in named["instances"]]
 
     assert [key.rpartition("/")[2] for key in keys] == ["5", "3"]
@@ -82,6 +84,8 @@ def test_a_worker_uses_the_instances_that_are_named_in_their_order(named: Words)
         assert "CUDA_VISIBLE_DEVICES" not in environ
     assert named["holders"] == dict.fromkeys(keys, "named@test")
     assert {instance["holder"] for instance in named["instances"]} == {"named@test"}
+    # Who starts one by hand sees without an option when it is ready for what.
+    assert (tmp_path / "worker.log").read_text().count("model.loaded model=scripted") == 2
 
 
 @pytest.mark.parametrize(
