@@ -21,7 +21,7 @@ def test_every_file_of_a_folder_gets_its_type(
 ) -> None:
     folder = tmp_path / "folder"
     (folder / "deeper").mkdir(parents=True)
-    code = (ROOT / "workers" / "claimloop.py").read_bytes()
+    code = (ROOT / "workers" / "loop" / "claimloop.py").read_bytes()
     (folder / "code").write_bytes(code)
     (folder / "deeper" / "image").write_bytes((ROOT / "docs" / "flower.png").read_bytes())
     (folder / "deeper" / "packed").write_bytes(gzip.compress(code))
