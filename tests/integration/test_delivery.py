@@ -195,7 +195,7 @@ def test_clients_are_told_once_for_each_batch(broker: redis.Redis) -> None:
     begin(broker, who, claimed)
     listener = broker.pubsub()
     listener.subscribe(KEYS.replies("me"))
-    listener.get_message(timeout=1)
+    assert listener.get_message(timeout=5)
 
     ends = [
         End(entry=entry, job_id=entry.job_id or "", payload=b"done", reply_to=reply_to)

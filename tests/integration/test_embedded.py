@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -12,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,27 +24,14 @@ from tests.onnx_models import linear
 from tests.support.building import model_folder
 from tests.support.commands import FLEET, run_command
 from tests.support.nvml_inventories import environ_of
+from tests.support.waiting import wait_until
+from tests.support.worker import alive
 from workers import preflight
 from workers.instances import cgroup
 from workers.settings import WorkerSettings
 from workers.up.embedded import aside_of, embedded_server
 
 pytestmark = pytest.mark.redis
-
-
-def wait_until(holds: Callable[[], bool], *, what: str, within_s: float = 10) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {within_s} s for {what}"
-        time.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
 
 
 def test_it_keeps_a_log_evicts_nothing_and_is_gone_afterwards(
@@ -106,10 +90,10 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     ) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
-        assert lives(pid)
+        assert alive(pid)
         owner.send_signal(signal.SIGKILL)
 
-    wait_until(lambda: not lives(pid), what="the server's end")
+    wait_until(lambda: not alive(pid), what="the server's end")
 
 
 def test_a_server_that_throws_keys_away_is_refused() -> None:
@@ -165,7 +149,8 @@ def test_one_that_a_killed_command_left_is_ended_first(tmp_path: Path) -> None:
             client.set("key", "value")
 
         with embedded_server(folder) as server, redis.Redis.from_url(server.url) as client:
-            assert left.poll() == 0
+            # It has left its port before it is gone.
+            assert left.wait(timeout=10) == 0
             assert client.get("key") == b"value"
 
     assert server.url == url
