@@ -20,7 +20,7 @@ from tests.onnx_models import DIGITS
 from tests.support.engines import started
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from tests.support.worker import SCRIPTED, config_folder, running_worker
+from tests.support.worker import SCRIPTED, alive, config_folder, running_worker
 
 MODEL = "told"
 KEYS = Keys()
@@ -144,13 +144,20 @@ def test_a_hook_that_kills_its_process_ends_as_a_dead_letter(
 def test_a_hook_that_kills_its_process_beside_a_batch_counts_as_a_start(
     server: TestServer, client: redis.Redis, fleet: Client, log: Path, tmp_path: Path
 ) -> None:
-    hook_log = tmp_path / "hooks.log"
-    model = {**HOOKED, "max_batch_size": 1, "options": {"log": str(log), "batch_s": 0.2}}
-    # Of the first batch nobody knows how long it takes; beside the second the third is begun.
-    before = [fleet.submit(MODEL, {"job": n}) for n in range(1, 3)]
-    poison = fleet.submit(MODEL, {"before": "kill", "job": 3, "log": str(hook_log)})
-    others = [fleet.submit(MODEL, {"job": n}) for n in range(4, 8)]
+    hook_log, held = tmp_path / "hooks.log", tmp_path / "held"
+    options = {"log": str(log), "held_while": str(held)}
+    model = {**HOOKED, "max_batch_size": 1, "options": options}
     with config_folder({MODEL: model}) as config, running_worker(server, config) as worker:
+        (pid,) = worker.instance_pids()
+        # Of the first batch nobody knows how long it takes; beside the second the third is begun.
+        before = [fleet.submit(MODEL, {"job": 1})]
+        before[0].reply(20)
+        held.touch()
+        before.append(fleet.submit(MODEL, {"job": 2}))
+        poison = fleet.submit(MODEL, {"before": "kill", "job": 3, "log": str(hook_log)})
+        others = [fleet.submit(MODEL, {"job": n}) for n in range(4, 8)]
+        wait_until(lambda: not alive(pid), what="the end of the process")
+        held.unlink()
         error = error_of(poison, 60)
         attempts = [job.reply(60).attempts for job in (*before, *others)]
         letters = wait_until(lambda: dead_letters(client), what="the dead letter")
