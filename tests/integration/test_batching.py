@@ -77,12 +77,14 @@ def test_a_job_of_a_thousand_rows_is_split_and_joined(
 def test_large_jobs_are_shared_by_two_instances(
     server: TestServer, fleet: Client, log: Path
 ) -> None:
-    with config_folder({MODEL: options(log, batch_s=0.001)}) as config:
+    with (
+        config_folder({MODEL: options(log, batch_s=0.003)}) as config,
+        running_worker(server, config, instances=2),
+    ):
+        # Both are there: one that starts later finds less, or nothing.
         jobs = fleet.submit_many(MODEL, ({"x": rows(1000, n)} for n in range(1, 33)))
-
-        with running_worker(server, config, instances=2):
-            for job in fleet.as_completed(jobs, timeout_s=40):
-                job.reply(0)
+        for job in fleet.as_completed(jobs, timeout_s=40):
+            job.reply(0)
 
     runs = (line.split() for line in log.read_text().splitlines() if line.startswith("start"))
     jobs_of = collections.defaultdict(set)
@@ -95,7 +97,7 @@ def test_large_jobs_are_shared_by_two_instances(
 
 
 def test_a_model_may_wait_for_more_jobs(server: TestServer, fleet: Client, log: Path) -> None:
-    model = {**options(log), "max_queue_delay_s": 0.5}
+    model = {**options(log), "max_queue_delay_s": 2.0}
 
     with config_folder({MODEL: model}) as config, running_worker(server, config) as worker:
         jobs = []
