@@ -175,9 +175,10 @@ def test_while_a_suspect_runs_alone_nothing_is_begun_beside_it(
     server: TestServer, fleet: Client, config: Path, log: Path
 ) -> None:
     with running_worker(server, config) as worker:
+        (pid,) = worker.instance_pids()
         suspect = fleet.submit(MODEL, {"x": row(Do.SLEEP, 1.0, job=1)})
         wait_until(lambda: starts(log).get(1), what="the first start")
-        os.kill(worker.instance_pids()[0], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         others = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(2, 40)))
 
         reply = suspect.reply(20)
