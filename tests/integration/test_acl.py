@@ -48,7 +48,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(log: Path) -> Iterator[Path]:
-    with config_folder({MODEL: {**SCRIPTED, "options": {"log": str(log)}}}) as folder:
+    options = {"log": str(log), "held_while": str(held_by(log))}
+    with config_folder({MODEL: {**SCRIPTED, "options": options}}) as folder:
         yield folder
 
 
@@ -57,6 +58,11 @@ def users(server: TestServer, client: redis.Redis) -> Iterator[dict[str, str]]:
     """Make the documented users and return each one's URL."""
     with documented_users(server, client) as urls:
         yield urls
+
+
+def held_by(log: Path) -> Path:
+    """Return the file that holds the engine at a numbered job for as long as it is there."""
+    return log.with_name("held")
 
 
 def next_event(app: Celery) -> dict[str, Any]:
@@ -91,8 +97,10 @@ def worker(server: TestServer, config: Path, users: dict[str, str]) -> Iterator[
 
 
 def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
-    server: TestServer, config: Path, client: redis.Redis, users: dict[str, str]
+    server: TestServer, config: Path, client: redis.Redis, users: dict[str, str], log: Path
 ) -> None:
+    held = held_by(log)
+    held.touch()
     settings = Settings(broker_url=users["fleet-app"])
     people = {"FLEET_BROKER_URL": users["fleet-people"]}
     client.acl_log_reset()
@@ -101,10 +109,13 @@ def test_a_worker_an_app_and_people_need_no_more_than_is_documented(
         Client(settings) as fleet,
         fleet_app(settings) as (_, infer),
     ):
-        slow = fleet.submit(MODEL, {"x": row(Do.SLEEP, 1.0)})
+        slow = fleet.submit(MODEL, {"x": row(job=100)})
+        # What is given up now waits behind it.
+        wait_until(lambda: starts(log).get(100), what="the start of the first")
         unwanted = fleet.submit(MODEL, {"x": row()}, priority="low")
         unwanted.cancel()
         infer.delay(MODEL, {"x": row()}).revoke()
+        held.unlink()
         answer = infer.delay(MODEL, {"x": row()}).get(timeout=20)
         delayed = infer.apply_async((MODEL, {"x": row()}), countdown=1).get(timeout=20)
         large = fleet.submit(MODEL, {"x": row(Do.LARGE, 1.0)})

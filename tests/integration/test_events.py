@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -27,10 +28,16 @@ SECRET = 7.4321
 
 
 @pytest.fixture(scope="module")
-def worker(server: TestServer) -> Iterator[Worker]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file that holds the engine at a numbered job for as long as it is there."""
+    return tmp_path_factory.mktemp("events") / "held"
+
+
+@pytest.fixture(scope="module")
+def worker(server: TestServer, held: Path) -> Iterator[Worker]:
     with server.client() as client:
         client.flushall()
-    options = {"out_of_memory_above": {"fp32": 4}}
+    options = {"out_of_memory_above": {"fp32": 4}, "held_while": str(held)}
     with (
         config_folder({MODEL: {**SCRIPTED, "options": options}}) as config,
         running_worker(
@@ -156,7 +163,7 @@ def test_an_answer_after_a_lack_of_memory_is_told_as_a_retry(
 
 
 def test_heartbeats_count_what_runs_and_what_was_done(
-    infer: Infer, worker: Worker, listener: Listener
+    infer: Infer, worker: Worker, listener: Listener, held: Path
 ) -> None:
     def beat() -> Event:
         # Those that a receiver asks for when it comes tell no numbers.
@@ -167,9 +174,11 @@ def test_heartbeats_count_what_runs_and_what_was_done(
         ]
         return beats[-1] if beats else {"active": 0, "processed": 0}
 
-    job = infer.delay(MODEL, {"x": row(Do.SLEEP, 2.5)})
+    held.touch()
+    job = infer.delay(MODEL, {"x": row(job=1)})
 
     wait_until(lambda: beat()["active"] == 1, what="a heartbeat with a running job")
+    held.unlink()
     job.get(timeout=10)
     done = wait_until(lambda: worker.counters(MODEL).get("jobs"), what="the totals")
     wait_until(
