@@ -123,7 +123,9 @@ def test_a_job_is_terminated_in_either_place_and_the_other_batch_is_given_back_u
     (pid,) = worker.instance_pids()
     jobs = sent_together(app, held, {"behind": f"while {held}"}, {"job": 3 + ended})
     wait_started(log, 3 + ended)
-    wait_until(lambda: worker.instances()[0]["running"] == 2, what="two batches at once")
+    wait_until(
+        lambda: [each["running"] for each in worker.instances()] == [2], what="two batches at once"
+    )
     control = make_app(Settings(broker_url=worker.environ["FLEET_BROKER_URL"])).control
     active = control.inspect(destination=[NODE], limit=1, timeout=5).active()
     assert active is not None
@@ -145,12 +147,15 @@ def test_a_job_that_must_run_alone_waits_for_the_replies_before_it_and_is_waited
     made = {"behind": f"sleep {took_s}", "log": str(hooks)}
     alone = app.submit(MODEL, {**made, "job": 5})
     wait_started(log, 5)
-    os.kill(worker.instance_pids()[0], signal.SIGKILL)
-    held.unlink()
+    (pid,) = worker.instance_pids()
+    # It takes none of the others, and its successor finds them all.
+    os.kill(pid, signal.SIGSTOP)
     # The first tells how long a batch takes; beside the replies of the second the next would run.
     app.submit(MODEL, {}, priority="high")
     before = app.submit(MODEL, made, priority="high")
     after = app.submit(MODEL, {"job": 6})
+    held.unlink()
+    os.kill(pid, signal.SIGKILL)
 
     assert [job.reply(30).attempts for job in (before, alone, after)] == [1, 2, 1]
 
