@@ -196,26 +196,29 @@ def test_the_next_batch_goes_through_its_hooks_while_the_engine_runs(
     hook_log, batch_s = tmp_path / "hooks.log", 0.02
     model = {**HOOKED, "max_batch_size": 1, "options": {"log": str(log), "batch_s": batch_s}}
     inputs = [{"before": "work 0.02", "job": n, "log": str(hook_log)} for n in range(1, 81)]
+    in_a_row_s, together_s = [], []
     with config_folder({MODEL: model}) as config, running_worker(server, config):
-        began_s = time.monotonic()
-        for each in inputs[:40]:
-            fleet.submit(MODEL, each).reply(20)
-        in_a_row_s = time.monotonic() - began_s
+        # By turns, and the best counts: what else the machine does may come and go.
+        for first in range(0, 80, 20):
+            began_s = time.monotonic()
+            for each in inputs[first : first + 10]:
+                fleet.submit(MODEL, each).reply(20)
+            in_a_row_s.append(time.monotonic() - began_s)
 
-        began_s = time.monotonic()
-        for job in fleet.submit_many(MODEL, inputs[40:]):
-            job.reply(20)
-        together_s = time.monotonic() - began_s
+            began_s = time.monotonic()
+            for job in fleet.submit_many(MODEL, inputs[first + 10 : first + 20]):
+                job.reply(20)
+            together_s.append(time.monotonic() - began_s)
 
     runs = {start.job: start.at_unix_s for start in started(log)}
     words = (line.split() for line in hook_log.read_text().splitlines())
     hooks = {int(job): float(at_unix_s) for when, job, at_unix_s in words if when == "before"}
-    beside = [n for n in range(1, 80) if runs[n] < hooks[n + 1] < runs[n] + batch_s]
-    print(f"40 calls: {in_a_row_s:.2f} s in a row, {together_s:.2f} s together")
+    beside = {n for n in range(1, 80) if runs[n] < hooks[n + 1] < runs[n] + batch_s}
+    print(f"10 calls: {min(in_a_row_s):.2f} s in a row, {min(together_s):.2f} s together")
     # How much faster that is depends on how many cores are free: nearly twice where one is.
-    assert together_s < in_a_row_s
-    assert min(beside) > 40
-    assert len(beside) >= 30
+    assert min(together_s) < min(in_a_row_s)
+    assert beside <= {n for n in range(1, 80) if n % 20 > 10}
+    assert len(beside) >= 28
 
 
 def test_a_batch_ahead_is_given_back_uncounted_when_its_turn_does_not_come(
