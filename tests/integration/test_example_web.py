@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -155,6 +154,6 @@ def _fetched(url: str, body: object = None) -> tuple[int, Any]:
 def _is_up(url: str) -> bool:
     try:
         _fetched(url)
-    except urllib.error.URLError:
+    except OSError:
         return False
     return True

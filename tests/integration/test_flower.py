@@ -15,7 +15,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Flower:
         return self._log.read_text()
 
     def wait_answers(self) -> None:
-        wait_until(self._answers, what="Flower to answer")
+        wait_until(self._answers, what="Flower to answer", timeout_s=40)
 
     def get(self, path: str, login: str | None = LOGIN, *, method: str = "GET") -> tuple[int, str]:
         """Return the status and the text of a page."""
@@ -108,9 +108,7 @@ class Flower:
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.said
-        with contextlib.suppress(urllib.error.URLError):
-            return bool(self.get("/")[0])
-        return False
+        return answers(self.port)
 
 
 def get(port: int, path: str, login: str | None, *, method: str = "GET") -> tuple[int, str]:
@@ -131,6 +129,13 @@ def send(port: int, path: str, header: str | None, *, method: str = "GET") -> tu
             return error.code, error.read().decode()
 
 
+def answers(port: int) -> bool:
+    """Return whether there is a Flower at ``port`` yet."""
+    with contextlib.suppress(OSError):
+        return bool(get(port, "/", None)[0])
+    return False
+
+
 @contextlib.contextmanager
 def running_flower(url: str, folder: Path, *options: str, **environ: str) -> Iterator[Flower]:
     started = Flower(url, folder, *options, **environ)
@@ -143,12 +148,19 @@ def running_flower(url: str, folder: Path, *options: str, **environ: str) -> Ite
 
 
 @pytest.fixture(scope="module")
-def worker(server: TestServer) -> Iterator[Worker]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file that holds the engine at a numbered job for as long as it is there."""
+    return tmp_path_factory.mktemp("engine") / "held"
+
+
+@pytest.fixture(scope="module")
+def worker(server: TestServer, held: Path) -> Iterator[Worker]:
     with server.client() as client:
         client.flushall()
+    model = {**SCRIPTED, "options": {"held_while": str(held)}}
     tight = {**SCRIPTED, "options": {"out_of_memory_above": {"fp32": 4}}}
     with (
-        config_folder({MODEL: SCRIPTED, TIGHT: tight}) as config,
+        config_folder({MODEL: model, TIGHT: tight}) as config,
         running_worker(server, config, "--heartbeat-interval", "1", node="flower") as running,
     ):
         yield running
@@ -192,10 +204,11 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(server: TestServer, worker: Worker, flower: Flower) -> Story:
+def story(server: TestServer, worker: Worker, flower: Flower, held: Path) -> Story:
     """Run 500 jobs behind one that holds the instance up, so that they wait and go in batches."""
+    held.touch()
     with Client(Settings(broker_url=server.url)) as client:
-        jobs = [client.submit(MODEL, {"x": row(Do.SLEEP, 4.0)})]
+        jobs = [client.submit(MODEL, {"x": row(job=1)})]
         wait_until(
             lambda: flower.queues()[f"fleet.{MODEL}"]["messages_unacknowledged"] == 1,
             what="the claim of the first job",
@@ -210,12 +223,10 @@ def story(server: TestServer, worker: Worker, flower: Flower) -> Story:
         jobs += client.submit_many(MODEL, [{"x": row(argument=SECRET)}] * good)
         queued = flower.queues()
         wait_until(lambda: flower.workers()[worker.node]["active"] == 1, what="one active job")
+        held.unlink()
         ended, out_of_memory = _outcomes(jobs)
-    wait_until(
-        lambda: all(task["state"] in ended for task in _tasks(flower).values()),
-        what="the end of every job in Flower",
-    )
-    return Story(ended=ended, out_of_memory=out_of_memory, queued=queued, tasks=_tasks(flower))
+    tasks = wait_until(lambda: _ended_tasks(flower, ended), what="the end of every job in Flower")
+    return Story(ended=ended, out_of_memory=out_of_memory, queued=queued, tasks=tasks)
 
 
 def _outcomes(jobs: list[Job]) -> tuple[dict[str, set[str]], set[str]]:
@@ -235,8 +246,11 @@ def _outcomes(jobs: list[Job]) -> tuple[dict[str, set[str]], set[str]]:
     return ended, out_of_memory
 
 
-def _tasks(flower: Flower) -> dict[str, Json]:
-    return dict(flower.json("/api/tasks"))
+def _ended_tasks(flower: Flower, ends: Collection[str]) -> dict[str, Json] | None:
+    """Return Flower's tasks by id once it knows all of them, and of each that it has ended."""
+    tasks = dict(flower.json("/api/tasks"))
+    known = len(tasks) >= JOBS and all(task["state"] in ends for task in tasks.values())
+    return tasks if known else None
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -422,7 +436,10 @@ def test_fleet_up_prints_where_it_is_and_its_password(server: TestServer, tmp_pa
             (port, password), *_ = wait_until(
                 lambda: re.findall(r":(\d+)  user fleet, password (\S+) ", said.read_text()),
                 what="the line about Flower",
+                timeout_s=40,
             )
+            # It is named as soon as the worker is ready, and may still be starting.
+            wait_until(lambda: answers(int(port)), what="Flower to answer")
             assert get(int(port), "/", None)[0] == 401
             assert get(int(port), "/", f"fleet:{password}")[0] == 200
         finally:
