@@ -41,15 +41,20 @@ def workers(server: TestServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield
 
 
+def wait_done(client: redis.Redis) -> None:
+    """Wait until neither worker has a job, or a task, in hand or before it."""
+    wait_until(
+        lambda: not client.keys("unacked*") and not client.keys("fleet:journal:*"),
+        what="both workers to be done",
+    )
+
+
 @pytest.fixture(autouse=True)
 def settled(no_lasting_keys: None, workers: None, server: TestServer) -> Iterator[None]:
     """Let both workers put away what a test's last task and job have left to do."""
     yield
     with server.client() as client:
-        wait_until(
-            lambda: not client.keys("unacked*") and not client.keys("fleet:journal:*"),
-            what="both workers to be done",
-        )
+        wait_done(client)
 
 
 @pytest.fixture
@@ -75,11 +80,20 @@ def infer(own_and_infer: tuple[Celery, Infer]) -> Infer:
     return own_and_infer[1]
 
 
-def ran_once_and_no_more(broker: redis.Redis, task: str) -> bool:
-    """Whether a task ran once, after everything that was sent has been taken."""
+def all_runs(own: Celery, broker: redis.Redis, task: str) -> list[str]:
+    """Return what a task noted, once everything that was sent has been run.
+
+    The plain worker runs one task after the other: the last one sent is the last one run.
+    """
+    wait_done(broker)
+    own.tasks["own.row"].delay().get(timeout=15)
+    return runs(broker, task)
+
+
+def ran_once_and_no_more(own: Celery, broker: redis.Redis, task: str) -> bool:
+    """Whether a task ran once, after everything that was sent has been run."""
     wait_until(lambda: runs(broker, task), what=f"own.{task} to run")
-    wait_until(lambda: broker.llen("celery") == 0, what="the list celery to be empty")
-    return len(runs(broker, task)) == 1
+    return len(all_runs(own, broker, task)) == 1
 
 
 def test_a_chain_goes_from_a_task_of_the_app_through_infer_to_another(
@@ -95,7 +109,7 @@ def test_a_chain_goes_from_a_task_of_the_app_through_infer_to_another(
     # A step is sent before the result of the one before is stored.
     wait_until(lambda: result.parent.state == "SUCCESS", what="the job's own result")
     assert result.parent.get(timeout=1)["y"].tolist() == [[2, 4, 6]]
-    assert ran_once_and_no_more(broker, "total")
+    assert ran_once_and_no_more(own, broker, "total")
 
 
 def test_a_chain_ends_where_a_job_fails(own: Celery, infer: Infer, broker: redis.Redis) -> None:
@@ -106,7 +120,7 @@ def test_a_chain_ends_where_a_job_fails(own: Celery, infer: Infer, broker: redis
     with pytest.raises(BadRequest):
         result.get(timeout=15)
     assert result.parent.state == "FAILURE"
-    assert runs(broker, "total") == []
+    assert all_runs(own, broker, "total") == []
 
 
 def test_a_chain_is_awaited_while_its_job_runs(own: Celery, infer: Infer) -> None:
@@ -125,9 +139,9 @@ def test_an_errback_of_a_chain_gets_the_id_of_the_job_that_failed(
 
     with pytest.raises(EngineFailed, match="told to"):
         result.get(timeout=15)
-    assert ran_once_and_no_more(broker, "failed")
+    assert ran_once_and_no_more(own, broker, "failed")
     assert runs(broker, "failed") == [result.parent.id]
-    assert runs(broker, "total") == []
+    assert all_runs(own, broker, "total") == []
 
 
 def test_an_app_with_the_backend_of_the_fleet_does_the_same(
@@ -158,7 +172,7 @@ def test_the_body_of_a_chord_runs_once_on_the_workers_of_the_app(
     result = chord(header)(own.tasks["own.total"].s())
 
     assert result.get(timeout=15) == 80
-    assert ran_once_and_no_more(broker, "total")
+    assert ran_once_and_no_more(own, broker, "total")
 
 
 def test_a_chord_with_tasks_of_both_workers_ends(own: Celery, infer: Infer) -> None:
@@ -237,7 +251,7 @@ def test_a_member_that_fails_ends_its_chord_in_an_error(
     error = result.get(timeout=15, propagate=False)
     assert isinstance(error, ChordError)
     assert "told to" in str(error)
-    assert runs(broker, "total") == []
+    assert all_runs(own, broker, "total") == []
 
 
 def test_a_member_that_is_refused_or_expired_ends_its_chord_in_an_error(
@@ -261,7 +275,7 @@ def test_a_link_gets_the_answer(own: Celery, infer: Infer, broker: redis.Redis) 
     result = job.apply_async(link=own.tasks["own.total"].s())
 
     assert result.get(timeout=15)["y"].sum() == 8
-    assert ran_once_and_no_more(broker, "total")
+    assert ran_once_and_no_more(own, broker, "total")
     wait_until(lambda: result.children, what="the link to be known as a child")
     assert result.children[0].get(timeout=15) == 8
 
@@ -289,7 +303,7 @@ def test_an_errback_gets_the_id_of_the_job(
 
     with pytest.raises(FleetError):
         result.get(timeout=15)
-    assert ran_once_and_no_more(broker, "failed")
+    assert ran_once_and_no_more(own, broker, "failed")
     assert runs(broker, "failed") == [result.id]
 
 
