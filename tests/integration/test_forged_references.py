@@ -108,7 +108,7 @@ def refusal(broker: redis.Redis, field: str) -> str:
     ],
 )
 def test_a_reference_whose_entry_names_something_else_is_a_bad_message(
-    broker: redis.Redis, folder: Path, field: str
+    server: TestServer, broker: redis.Redis, folder: Path, field: str
 ) -> None:
     secret = folder.parent / "secret"
     secret.write_bytes(bytes(SIZE))
@@ -118,6 +118,9 @@ def test_a_reference_whose_entry_names_something_else_is_a_bad_message(
 
     assert refusal(broker, field) == "BAD_MESSAGE"
 
+    # Files are deleted after a job has been answered, and before the next one is.
+    with Client(Settings(broker_url=server.url, blob_url=folder.as_uri())) as fleet:
+        fleet.submit(MODEL, INPUTS).reply(20)
     assert secret.exists()
     assert all(broker.exists(key) for key in others)
 
