@@ -254,7 +254,7 @@ def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(
     line = refused(config, file)
 
     os.kill(trial, signal.SIGCONT)
-    first.communicate(timeout=20)
+    first.communicate(timeout=60)
     assert "another `fleet add` is at work" in line
     assert (first.returncode, left(config)) == (0, ["digits"])
 
@@ -281,7 +281,7 @@ def test_an_interrupt_leaves_nothing_and_no_process(config: Path, signum: signal
     trial = trial_of(process)
 
     process.send_signal(signum)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
 
     assert (process.returncode, out) == (128 + signum, "")
     assert err == "fleet: interrupted; nothing was added.\n"
@@ -293,7 +293,7 @@ def test_a_model_that_kills_its_process_is_refused_with_the_signal(config: Path)
     process = start_add(config, DIGITS)
 
     os.kill(trial_of(process), signal.SIGKILL)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
 
     assert (process.returncode, out) == (2, "")
     assert "killed its process (SIGKILL)" in err
@@ -304,7 +304,7 @@ def test_what_a_killed_command_left_is_no_model_and_gone_after_the_next(config: 
     process = start_add(config, DIGITS)
     trial_of(process)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert all(name.startswith(".adding-") for name in left(config))
 
     added(config, DIGITS)

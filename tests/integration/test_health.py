@@ -122,6 +122,6 @@ def test_a_stop_before_anything_is_loaded_ends_the_worker_in_order(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.terminate()
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
 
     assert (process.returncode, errors) == (0, "")
