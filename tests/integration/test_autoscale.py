@@ -94,7 +94,7 @@ def test_two_workers_follow_the_load_together(server: TestServer, fleet: Client,
     environ = {**ENVIRON, "FLEET_TARGET_DRAIN_S": "10"}
     with (
         # Long batches: what a busy machine adds to each is little beside them.
-        config_folder({MODEL: slow(log, batch_s=0.25)}) as config,
+        config_folder({MODEL: slow(log, batch_s=0.5)}) as config,
         running_worker(server, config, node="w1", instances=2, environ=environ, wait=False) as one,
         running_worker(server, config, node="w2", instances=2, environ=environ, wait=False) as two,
     ):
@@ -102,7 +102,7 @@ def test_two_workers_follow_the_load_together(server: TestServer, fleet: Client,
         two.wait_ready(1)
         # 13 s of work: too much for one instance in 10 s, also after the second until they look,
         # and not for one of each worker, also on a machine that needs half as long again.
-        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 53)))
+        jobs = fleet.submit_many(MODEL, ({"x": row(job=n)} for n in range(1, 27)))
         most = 0
         for _ in itertools.takewhile(
             lambda _: not all(job.done for job in jobs), itertools.count()
