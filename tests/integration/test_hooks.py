@@ -157,9 +157,10 @@ def test_a_hook_that_kills_its_process_beside_a_batch_counts_as_a_start(
         (pid,) = worker.instance_pids()
         learn(fleet)
         held.touch()
-        before = fleet.submit(MODEL, {"job": 2})
-        poison = fleet.submit(MODEL, {"before": "kill", "job": 3, "log": str(hook_log)})
-        others = [fleet.submit(MODEL, {"job": n}) for n in range(4, 8)]
+        # Together: what comes once a batch has begun is not taken beside it.
+        deadly = {"before": "kill", "job": 3, "log": str(hook_log)}
+        inputs = [{"job": 2}, deadly, *({"job": n} for n in range(4, 8))]
+        before, poison, *others = fleet.submit_many(MODEL, inputs)
         wait_until(lambda: not alive(pid), what="the end of the process")
         held.unlink()
         error = error_of(poison, 60)
@@ -234,8 +235,9 @@ def test_a_batch_ahead_is_given_back_uncounted_when_its_turn_does_not_come(
     with config_folder({MODEL: model}) as config, running_worker(server, config) as worker:
         learn(fleet)
         held.touch()
-        slow = fleet.submit(MODEL, {"job": 2})
-        behind = fleet.submit(MODEL, {"job": 3, "log": str(hook_log)})
+        # Together: what comes once a batch has begun is not taken beside it.
+        inputs = [{"job": 2}, {"job": 3, "log": str(hook_log)}]
+        slow, behind = fleet.submit_many(MODEL, inputs)
         wait_until(hook_log.exists, what="the hook beside the batch")
         wait_until(
             lambda: not list(journal(server, "fleet.told", behind.id)), what="a start taken back"
