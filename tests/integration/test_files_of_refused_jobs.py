@@ -73,7 +73,7 @@ def test_a_job_that_a_full_server_refuses_takes_its_files_along(
         send()
         before = files(folder)
         # Within the second for which its memory is taken for what it was.
-        emptied.config_set("maxmemory", "1mb")
+        emptied.config_set("maxmemory", 1)
 
         with pytest.raises(Overloaded, match="takes no new jobs"):
             send()
