@@ -159,7 +159,7 @@ def test_a_hook_that_kills_its_process_beside_a_batch_counts_as_a_start(
         held.touch()
         # Together: what comes once a batch has begun is not taken beside it.
         deadly = {"before": "kill", "job": 3, "log": str(hook_log)}
-        inputs = [{"job": 2}, deadly, *({"job": n} for n in range(4, 8))]
+        inputs: list[dict[str, Any]] = [{"job": 2}, deadly, *({"job": n} for n in range(4, 8))]
         before, poison, *others = fleet.submit_many(MODEL, inputs)
         wait_until(lambda: not alive(pid), what="the end of the process")
         held.unlink()
@@ -236,7 +236,7 @@ def test_a_batch_ahead_is_given_back_uncounted_when_its_turn_does_not_come(
         learn(fleet)
         held.touch()
         # Together: what comes once a batch has begun is not taken beside it.
-        inputs = [{"job": 2}, {"job": 3, "log": str(hook_log)}]
+        inputs: list[dict[str, Any]] = [{"job": 2}, {"job": 3, "log": str(hook_log)}]
         slow, behind = fleet.submit_many(MODEL, inputs)
         wait_until(hook_log.exists, what="the hook beside the batch")
         wait_until(
