@@ -4,17 +4,9 @@ it.
 
 from __future__ import annotations
 
-import base64
 import collections
-import contextlib
 import dataclasses
 import json
-import os
-import re
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,16 +17,14 @@ from click.testing import CliRunner
 
 from producer.cli import cli
 from producer.client import Client, Job
-from producer.contract.errors import Cancelled, ConfigError, FleetError
-from producer.contract.local_broker import local_broker_url
+from producer.contract.errors import Cancelled, FleetError
 from producer.contract.names import FREE, GROUP, Keys, Priority
 from producer.contract.settings import Settings
 from tests.support.engines import Do, row
+from tests.support.flower import LOGIN, Flower, Json, running_flower
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder, running_worker
-from workers.telemetry.flower_access import Access
-from workers.up.address import free_port
+from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 
 pytest.importorskip("flower")
 
@@ -44,7 +34,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.timeout(90)]
 MODEL = "scripted"
 #: Has memory for four rows in fp32, so that a fuller batch is answered in fp16.
 TIGHT = "tight"
-LOGIN = "someone:a-password"
 #: A value that no shape, id or time has; it must appear on no page.
 SECRET = 7.4321
 
@@ -57,94 +46,6 @@ PAGES = (
 )
 
 JOBS, FAILING, CANCELLED, OUT_OF_MEMORY = 500, 5, 3, 20
-
-Json = Any
-
-
-class Flower:
-    """One Flower process, started as docs/flower.md says."""
-
-    def __init__(self, url: str, folder: Path, *options: str, **environ: str) -> None:
-        self.port, self._log = free_port(), folder / "flower.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "celery", "-A", "workers.app", "flower"),
-                    *("--conf=configs/flowerconfig.py", f"--port={self.port}"),
-                    *options,
-                ],
-                cwd=ROOT,
-                env={**os.environ, "FLEET_BROKER_URL": url, "PYTHONWARNINGS": "ignore", **environ},
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def wait_answers(self) -> None:
-        wait_until(self._answers, what="Flower to answer", timeout_s=40)
-
-    def get(self, path: str, login: str | None = LOGIN, *, method: str = "GET") -> tuple[int, str]:
-        """Return the status and the text of a page."""
-        return get(self.port, path, login, method=method)
-
-    def page(self, path: str) -> str:
-        status, text = self.get(path)
-        assert status == 200, f"{path}: {status}\n{text[-2000:]}\n{self.said[-2000:]}"
-        return text
-
-    def json(self, path: str) -> Json:
-        return json.loads(self.page(path))
-
-    def workers(self) -> dict[str, Json]:
-        """Return the rows of the worker page by node name."""
-        return {row["hostname"]: row for row in self.json("/workers?json=1")["data"]}
-
-    def queues(self) -> dict[str, Json]:
-        """Return the rows of the broker page by queue."""
-        return {row["name"]: row for row in self.json("/api/queues/length")["active_queues"]}
-
-    def _answers(self) -> bool:
-        assert self.process.poll() is None, self.said
-        return answers(self.port)
-
-
-def get(port: int, path: str, login: str | None, *, method: str = "GET") -> tuple[int, str]:
-    """Return the status and the text of a page of the Flower at ``port``."""
-    word = None if login is None else base64.b64encode(login.encode()).decode()
-    return send(port, path, word and f"Basic {word}", method=method)
-
-
-def send(port: int, path: str, header: str | None, *, method: str = "GET") -> tuple[int, str]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    if header is not None:
-        request.add_header("Authorization", header)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def answers(port: int) -> bool:
-    """Return whether there is a Flower at ``port`` yet."""
-    with contextlib.suppress(OSError):
-        return bool(get(port, "/", None)[0])
-    return False
-
-
-@contextlib.contextmanager
-def running_flower(url: str, folder: Path, *options: str, **environ: str) -> Iterator[Flower]:
-    started = Flower(url, folder, *options, **environ)
-    try:
-        started.wait_answers()
-        yield started
-    finally:
-        started.process.kill()
-        started.process.wait(timeout=10)
 
 
 @pytest.fixture(scope="module")
@@ -376,72 +277,3 @@ def test_pages_of_a_task_and_of_the_worker_show_no_data(
 
     assert "fleet.infer.scripted" in pages[-2]
     assert not any(str(SECRET) in page for page in pages)
-
-
-def test_without_a_password_one_is_made_up_and_printed_once(
-    server: TestServer, tmp_path: Path
-) -> None:
-    stock_opens = {"FLOWER_BASIC_AUTH": "", "FLOWER_UNAUTHENTICATED_API": "true"}
-    with running_flower(server.url, tmp_path, **stock_opens) as running:
-        (said,) = re.findall(r"user (\S+), password (\S+) ", running.said)
-        user, password = said
-
-        assert running.get("/", None)[0] == 401
-        assert running.get("/", ":")[0] == 401
-        assert running.get("/api/tasks", None)[0] == 401
-        assert running.get("/", f"{user}:{password}")[0] == 200
-        assert running.said.count(password) == 1
-
-
-def test_the_command_line_cannot_take_the_password_away(server: TestServer, tmp_path: Path) -> None:
-    with running_flower(server.url, tmp_path, "--basic-auth=") as running:
-        for word in ("", "=", "Og=="):
-            for path in ("/", "/api/tasks", "/metrics"):
-                assert send(running.port, path, f"Basic {word}")[0] == 401
-
-
-@pytest.mark.parametrize("text", ["no-colon", "name:", ":word", "a:b,", "näme:word"])
-def test_a_password_that_closes_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="FLOWER_BASIC_AUTH must be user:password") as told:
-        Access.from_env({"FLOWER_BASIC_AUTH": text})
-
-    assert text not in str(told.value)
-
-
-def test_flower_does_not_start_with_a_password_that_is_refused(
-    server: TestServer, tmp_path: Path
-) -> None:
-    flower = Flower(server.url, tmp_path, FLOWER_BASIC_AUTH="näme:word")
-
-    assert flower.process.wait(timeout=20) == 2
-    assert "FLOWER_BASIC_AUTH must be user:password" in flower.said
-    assert "Traceback" not in flower.said
-    assert "näme:word" not in flower.said
-
-
-@pytest.mark.skipif(local_broker_url() is not None, reason="`fleet up` runs in this folder")
-def test_fleet_up_prints_where_it_is_and_its_password(server: TestServer, tmp_path: Path) -> None:
-    """With a configuration folder that has no flowerconfig.py."""
-    said = tmp_path / "up.log"
-    with config_folder({MODEL: SCRIPTED}) as config, said.open("wb") as log:
-        environ = {"FLEET_BROKER_URL": server.url, "FLEET_CONFIG": str(config)}
-        up = subprocess.Popen(
-            [sys.executable, "-m", "producer.cli", "up", "--flower"],
-            cwd=ROOT,
-            env={**os.environ, **environ, "FLEET_INSTANCES": "1", "PYTHONWARNINGS": "ignore"},
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            (port, password), *_ = wait_until(
-                lambda: re.findall(r":(\d+)  user fleet, password (\S+) ", said.read_text()),
-                what="the line about Flower",
-                timeout_s=40,
-            )
-            # It is named as soon as the worker is ready, and may still be starting.
-            wait_until(lambda: answers(int(port)), what="Flower to answer")
-            assert get(int(port), "/", None)[0] == 401
-            assert get(int(port), "/", f"fleet:{password}")[0] == 200
-        finally:
-            up.terminate()
-            assert up.wait(timeout=30) == 0

@@ -59,10 +59,18 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     )
     # Engines of any size: how long they may take to load is not for us to say.
     words = local.wait_until_ready(broker, worker, tell=_Steps().tell, within_s=math.inf)
+    # It starts beside the worker, and is named when it can be looked at.
+    while flower and not flower.answers and flower.process.poll() is None:
+        time.sleep(_LOOK_EVERY_S)
     _introduce(broker, words, flower, is_noted=note is not None)
     while True:
         time.sleep(_LOOK_EVERY_S)
         _alive(broker, worker)
+        if flower and (code := flower.process.poll()) is not None:
+            _say(
+                f"Flower ended with exit code {code}; the rest goes on. It comes with a new start."
+            )
+            flower = None
 
 
 def _alive(broker: local.Broker, worker: local.Worker) -> None:

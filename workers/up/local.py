@@ -72,8 +72,19 @@ class Worker:
 class Flower:
     """A Flower that we started."""
 
-    address: str
+    port: int
     access: Access
+    process: subprocess.Popen[bytes]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has come so far that a browser finds it."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 @contextlib.contextmanager
@@ -136,8 +147,9 @@ def flower(broker: Broker, config_dir: Path) -> Iterator[Flower]:
         *(*_celery("flower"), f"--conf={_flower_config(config_dir)}"),
         *("--address=127.0.0.1", f"--port={port}", "--logging=error"),
     ]
-    with children.running(command, environ={**broker.environ, **access.variable}, within_s=5):
-        yield Flower(address=f"http://127.0.0.1:{port}", access=access)
+    environ = {**broker.environ, **access.variable}
+    with children.running(command, environ=environ, within_s=5) as process:
+        yield Flower(port=port, access=access, process=process)
 
 
 def _flower_config(config_dir: Path) -> Path:
