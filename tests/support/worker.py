@@ -46,15 +46,22 @@ class Worker:
     sharing itself want workers to wait for each other, and these leave it to fleet.toml.
     """
 
-    def __init__(self, server: TestServer, config: Path, environ: Mapping[str, str], node: str):
-        self.config, self.node = config, f"{node}@test"
+    def __init__(
+        self,
+        server: TestServer,
+        config: Path,
+        environ: Mapping[str, str],
+        node: str,
+        clone: Path = ROOT,
+    ):
+        self.config, self.node, self._clone = config, f"{node}@test", clone
         self.folder = tempfile.TemporaryDirectory(prefix="fleet-worker-")
         self.log_path = Path(self.folder.name, f"{node}.log")
         self.environ = {
             **os.environ,
             "FLEET_BROKER_URL": server.url,
             "FLEET_CONFIG": str(config),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(clone),
             "PYTHONWARNINGS": "ignore",
             **environ,
         }
@@ -75,7 +82,7 @@ class Worker:
                     *("-l", "INFO", "-n", self.node, *options),
                 ],
                 env=environ,
-                cwd=ROOT,
+                cwd=self._clone,
                 stdout=log,
                 stderr=log,
             )
@@ -173,14 +180,16 @@ def running_worker(
     instances: int | None = 1,
     environ: Mapping[str, str] | None = None,
     wait: bool = True,
+    clone: Path = ROOT,
 ) -> Iterator[Worker]:
     """Run a worker for the length of the block; nothing of it is left.
 
-    ``instances`` are its own; None: what ``config`` says, shared with other workers.
+    ``instances`` are its own; None: what ``config`` says, shared with other workers. ``clone`` is
+    where its code lies.
     """
     given = {"FLEET_INSTANCES": str(instances)} if instances else {}
     given |= environ or {}
-    worker = Worker(server, config, given, node)
+    worker = Worker(server, config, given, node, clone)
     worker.start(*options)
     children: list[int] = []
     try:

@@ -12,17 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from workers.hello import Hello, Lease
 from workers.orders import DRAIN, serve_line, stop_serving_line
+from workers.parent.code_on_disk import ROOT
 from workers.parent.holders import holder_name
 
 logger = logging.getLogger(__name__)
-
-#: The clone or image that this package lies in; the child must find `workers` there.
-_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -185,7 +182,7 @@ def start(
 def _spawn(environ: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int, int]:
     """Return the process, our end of its report pipe, and its own end's number there."""
     read_fd, write_fd = os.pipe()
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
         popen = subprocess.Popen(
             [sys.executable, "-m", "workers.birth", str(os.getpid())],

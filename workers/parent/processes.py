@@ -23,6 +23,7 @@ from workers.instances.instance import Instance
 from workers.loading import retry_gap_s
 from workers.orders import terminate_line
 from workers.parent import process
+from workers.parent.code_on_disk import CodeOnDisk
 from workers.parent.deaths import Death, death_of, how_it_ended
 from workers.parent.process import InstanceProcess
 from workers.parent.slots import Slot, first_models, report
@@ -35,6 +36,8 @@ _LOOK_EVERY_S: Final = 0.25
 #: How long a loop may be in conversation with a server that stands still: what it sends through
 #: Celery is tried three times.
 _LONGEST_TALK_S: Final = 3 * SOCKET_TIMEOUT_S
+
+_CHANGED: Final = "this worker's code has changed on disk since it was started: restart the worker"
 
 #: A turn of the watcher that took longer says that this process stood still.
 _OWN_PAUSE_S: Final = 2.0
@@ -60,6 +63,7 @@ class Processes:
         self._silent_limit_s = silent_limit_s
         self._log_level, self._on_death, self._on_change = log_level, on_death, on_change
         self._lease_of = lease_of
+        self._code = CodeOnDisk()
         self._slots = [
             Slot(number=number, instance=instance) for number, instance in enumerate(instances)
         ]
@@ -86,25 +90,31 @@ class Processes:
                 if slot.process is not None or slot.retry_at_s > now_s or self._draining:
                     continue
                 if slot.leased_until_s > clock.now_s():
-                    try:
-                        self._start(slot)
-                    except OSError as error:
-                        self._cannot_start(slot, error)
+                    self._try_to_start(slot)
                     self._drain_late(slot)
 
-    def _cannot_start(self, slot: Slot, error: OSError) -> None:
-        """Try again later: the machine lacks memory, processes or descriptors."""
-        slot.failures += 1
-        gap_s = retry_gap_s(slot.failures)
+    def _try_to_start(self, slot: Slot) -> None:
+        """Start a process, or try again later."""
+        if self._code.speaks_otherwise:
+            self._cannot_start(slot, _CHANGED)
+            return
+        try:
+            self._start(slot)
+        except OSError as error:
+            # The machine lacks memory, processes or descriptors.
+            self._cannot_start(slot, str(error.strerror))
+
+    def _cannot_start(self, slot: Slot, why: str) -> None:
+        slot.refusals += 1
+        gap_s = retry_gap_s(slot.refusals)
         slot.retry_at_s = time.monotonic() + gap_s
-        slot.text = f"no process can be started: {error.strerror}; tried {slot.failures} times"
-        logger.error(
-            "instance.cannot_start",
-            extra={"slot": slot.number, "reason": error.strerror, "retry_in_s": gap_s},
-        )
+        slot.text = f"no process can be started: {why}; tried {slot.refusals} times"
+        extra = {"slot": slot.number, "reason": why, "retry_in_s": gap_s}
+        logger.error("instance.cannot_start", extra=extra)
+        self._on_change()
 
     def _start(self, slot: Slot) -> None:
-        slot.starts += 1
+        slot.starts, slot.refusals = slot.starts + 1, 0
         slot.process = process.start(
             node=self._node,
             slot=slot.number,
@@ -303,6 +313,8 @@ class Processes:
             slot.failures += 1
             gap_s = retry_gap_s(slot.failures)
             slot.retry_at_s = time.monotonic() + gap_s
+            if self._code.has_changed:
+                how += f" ({_CHANGED})"
             slot.text = f"{how} while its models were loaded; tried {slot.failures} times"
         if self._draining:
             return

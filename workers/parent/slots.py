@@ -24,6 +24,8 @@ class Slot:
     process: InstanceProcess | None = None
     #: Deaths in a row before the instance was ready.
     failures: int = 0
+    #: Times in a row that no process could be started at all.
+    refusals: int = 0
     #: Not started again before this. Monotonic clock.
     retry_at_s: float = 0.0
     text: str = ""
@@ -61,9 +63,17 @@ def _state(slot: Slot) -> str:
         return "lost" if slot.lost else "stopped"
     state = running.state if running else "starting"
     # Tried again after a death: until it is ready, the reason of that death is what people need.
-    if slot.failures and state == "starting":
+    if (slot.failures or slot.refusals) and state == "starting":
         return "broken"
     return state
+
+
+def _text(slot: Slot) -> str:
+    """Return why a slot is as it is; what its last process died of is over once one was ready."""
+    running = slot.process
+    if running is not None and (running.said.get("text") or running.was_ready):
+        return str(running.said.get("text") or slot.lost)
+    return slot.text or slot.lost
 
 
 def report(slot: Slot) -> dict[str, Any]:
@@ -78,7 +88,7 @@ def report(slot: Slot) -> dict[str, Any]:
         **slot.instance.about(),
         "pid": running.pid if running else None,
         "state": _state(slot),
-        "text": said.get("text") or slot.text or slot.lost,
+        "text": _text(slot),
         "for_s": said.get("for_s", 0.0),
         "starts": slot.starts,
         "loads": slot.loads + int(said.get("loads", 0)),
