@@ -22,6 +22,8 @@ from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
 pytestmark = pytest.mark.redis
 
 MODEL = "scripted"
+#: Waits for so long to fill a batch of two rows.
+PATIENT, DELAY_S = "patient", 3.0
 NODE = "events@test"
 #: A value that no shape, id or time has; it must appear in no event.
 SECRET = 7.4321
@@ -38,8 +40,10 @@ def worker(server: TestServer, held: Path) -> Iterator[Worker]:
     with server.client() as client:
         client.flushall()
     options = {"out_of_memory_above": {"fp32": 4}, "held_while": str(held)}
+    patient = {**SCRIPTED, "max_batch_size": 2, "max_queue_delay_s": DELAY_S}
+    models = {MODEL: {**SCRIPTED, "options": options}, PATIENT: patient}
     with (
-        config_folder({MODEL: {**SCRIPTED, "options": options}}) as config,
+        config_folder(models) as config,
         running_worker(
             server, config, "--heartbeat-interval", "1", node="events", wait=False
         ) as running,
@@ -160,6 +164,18 @@ def test_an_answer_after_a_lack_of_memory_is_told_as_a_retry(
     assert kinds(listener.of(job.id))[job.id] == ["received", "started", "retried", "succeeded"]
     (retried,) = (event for event in listener.of(job.id) if event["type"] == "task-retried")
     assert "OutOfMemory" in retried["exception"]
+
+
+def test_an_end_is_told_while_the_next_batch_is_waited_for(
+    infer: Infer, listener: Listener
+) -> None:
+    full = infer.delay(PATIENT, {"x": row(Do.SLEEP, 0.3).repeat(2, axis=0)})
+    half = infer.delay(PATIENT, {"x": row()})
+
+    wait_until(lambda: len(listener.of(full.id)) == 3, what="three events", timeout_s=DELAY_S / 2)
+
+    assert not half.ready()
+    half.get(timeout=2 * DELAY_S)
 
 
 def test_heartbeats_count_what_runs_and_what_was_done(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import redis
@@ -116,9 +116,13 @@ class Claiming:
         mine, others = self._parted(queue, entries)
         return Claimed(queue=queue, closed=Closed.EMPTY, entries=tuple(mine)), others
 
-    def gather(self, claimed: Claimed, model: str) -> tuple[Claimed, Sequence[Entry]]:
+    def gather(
+        self, claimed: Claimed, model: str, meanwhile: Callable[[], None]
+    ) -> tuple[Claimed, Sequence[Entry]]:
         """Wait for more jobs, as long as the model asks for, by default not at all, and no longer
         than until a job of another model comes; returns what came of others, to be given back.
+
+        ``meanwhile`` is called again and again.
         """
         if claimed.closed is not Closed.EMPTY:
             return claimed, ()
@@ -142,6 +146,7 @@ class Claiming:
             if closed is not None:
                 return dataclasses.replace(claimed, closed=closed, entries=tuple(entries)), ()
             self._status.tick()
+            meanwhile()
             rest_s = min(spec.max_queue_delay_s - age_s, TICK_S)
             came = self._wait([queue_of(model) for model in self._loading.runners], rest_s)
             mine, others = self._parted(claimed.queue, came)

@@ -87,6 +87,8 @@ class ClaimLoop:
             orders=orders,
         )
         self._ahead: InHand | None = None
+        #: Batches that were dropped while hooks of them ran.
+        self._dropped: list[InHand] = []
         #: Whether Redis may count entries as ours that this process knows nothing of.
         self._unsure = True
 
@@ -114,6 +116,9 @@ class ClaimLoop:
         if self._unsure:
             self._resync()
         self._follow()
+        if self._unsure:
+            # While replies were waited for: nothing is claimed before it is known what is ours.
+            return
         began_s, self._claiming.idle_s = time.monotonic(), 0.0
         hand, self._ahead = self._ahead or self._intake.claim(), None
         if hand is None:
@@ -138,7 +143,7 @@ class ClaimLoop:
         if self._goes_on():
             return
         self._finish()
-        if self._ahead is not None and self._serves(self._ahead):
+        if self._unsure or (self._ahead is not None and self._serves(self._ahead)):
             return
         if self._ahead is not None:
             self._give_back_ahead()
@@ -245,8 +250,8 @@ class ClaimLoop:
     def _claims_beside(self, run: Running) -> bool:
         """Whether another batch may be claimed while ``run`` is on its way."""
         soon = self._claiming.expects_end_within(run.batch.model, _AHEAD_S)
-        draining = self._orders.draining.is_set()
-        return soon and not (run.begun.alone or draining or self._must_change())
+        held_up = self._unsure or self._orders.draining.is_set()
+        return soon and not (run.begun.alone or held_up or self._must_change())
 
     def _claim_ahead(self, run: Running, engine: Future[Any]) -> None:
         """Claim the next batch shortly before the engine should be free."""
@@ -273,9 +278,11 @@ class ClaimLoop:
         return time.monotonic() - hand.since_s > _AHEAD_S and not hand.is_worked_on
 
     def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.drop()
-        self._ahead = None
+        hand, self._ahead = self._ahead, None
+        if hand is not None:
+            hand.drop()
+            if hand.is_worked_on:
+                self._dropped.append(hand)
 
     def _end_process(self) -> NoReturn:
         """End this process and what runs in it, uncounted: nothing else ends an engine's run.
@@ -300,8 +307,24 @@ class ClaimLoop:
         """Let Redis and this process know the same; what runs is waited for, and ended first."""
         self._finish()
         self._drop_ahead()
+        self._leave_hooks()
         self._intake.resync()
         self._unsure = False
+
+    def _leave_hooks(self) -> None:
+        """Wait for the hooks of what was dropped: they have the threads that the next jobs need.
+
+        One that never returns is over the time limit of its own job here, not of one behind it.
+        Answers do not wait for that.
+        """
+        if self._dropped:
+            self._intake.exchange()
+        while self._dropped:
+            hand = self._dropped.pop()
+            assert hand.begun is not None
+            lap = self._underway.time(hand.batch, hand.begun)
+            self._wait(all_of(hand.going))
+            self._status.batch_ends(lap)
 
     def _hand_back(self) -> None:
         """End what ran, give back the rest; tried until it is done or the parent's patience is

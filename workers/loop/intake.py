@@ -83,7 +83,8 @@ class Intake:
                 return None
             claimed, others = rung
         if not others:
-            claimed, others = self._claiming.gather(claimed, model_of(claimed.queue))
+            model, meanwhile = model_of(claimed.queue), self._events.flush_when_due
+            claimed, others = self._claiming.gather(claimed, model, meanwhile)
         if others:
             self.exchange(self._release(self._queues, keep=claimed.entries))
         return InHand(batch=self._read(claimed))

@@ -95,18 +95,21 @@ class Underway:
         """The entries of all that runs: they are ours."""
         return [job.entry for run in self._runs for job in run.begun.started]
 
+    def time(self, batch: Batch, begun: Begun) -> Lap:
+        """Hold a batch to its time limit from now on."""
+        places = [job.entry.place for job in begun.runs]
+        limit_s = begun.limit_s(self._loading.time_limit_s(batch.model))
+        return self._status.batch_begins(places, limit_s=limit_s)
+
     # -- the way of one batch
 
     def begin(self, hand: InHand, begun: Begun) -> Running:
         """Take in a batch whose turn it is."""
-        model = hand.batch.model
-        places = [job.entry.place for job in begun.runs]
-        limit_s = begun.limit_s(self._loading.time_limit_s(model))
         run = Running(
             batch=hand.batch,
             begun=begun,
-            runner=self._loading.runners[model],
-            lap=self._status.batch_begins(places, limit_s=limit_s),
+            runner=self._loading.runners[hand.batch.model],
+            lap=self.time(hand.batch, begun),
             began_unix_s=time.time(),
             going=list(hand.going),
             jobs=begun.runs,
