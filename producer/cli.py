@@ -126,7 +126,8 @@ def status(as_json: bool) -> None:
     """Show the workers, their instances and their counters.
 
     An instance is one process with its engines. It is starting, loading, ready, draining, or
-    broken: then the text says why, and it goes on trying. Counters are a few seconds old.
+    broken: then the text says why, and it goes on trying. One that is ready may lack a model, which
+    its text says, too. Counters are a few seconds old.
 
     "closed" says why batches were run as they were: full, or the queue was empty, or they had
     waited as long as the model lets them (delay), or held enough bytes, or their job had to run
@@ -216,10 +217,15 @@ def _instance_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
                 f"{instance.get('for_s', 0):.0f} s",
                 str(instance.get("loads", 0)),
                 ", ".join(
-                    f"{name} ({runtime})" if (runtime := about.get("runtime")) else name
+                    f"{name} ({how})" if (how := _how(about)) else name
                     for name, about in sorted(instance.get("models", {}).items())
                 ),
             )
+
+
+def _how(engine: Mapping[str, Any]) -> str:
+    """Return what runs a model in an instance, or that it cannot be loaded there."""
+    return "broken" if engine.get("state") == "broken" else str(engine.get("runtime", ""))
 
 
 def _short(instance: Mapping[str, Any]) -> str:

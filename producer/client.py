@@ -16,6 +16,7 @@ from producer.contract.errors import JobTimeout
 from producer.contract.names import Priority
 from producer.contract.patience import Patience
 from producer.contract.settings import Settings
+from producer.contract.standing import standing
 from producer.job import Job
 from producer.mailroom import Mailroom, mailroom
 from producer.outbox import Outgoing
@@ -134,6 +135,10 @@ class Client:
         publisher = self._room.publisher
         publisher.send(cancel_command(publisher.keys, [job_id]))
 
+    def standing(self, *, waited_s: float) -> str:
+        """Return what keeps jobs waiting, as workers say; asked when a wait is over."""
+        return "" if stand_in() else standing(self._settings, waited_s=waited_s)
+
     def as_completed(
         self, jobs: Iterable[Job | AsyncResult | str], timeout_s: float | None = None
     ) -> Iterator[Job]:
@@ -146,7 +151,7 @@ class Client:
         results = self._room.inbox.results if here is None else here.results
         strangers = Strangers(results, lambda job_id: Job(job_id, self))
         patience = Patience(timeout_s, self.reply_timeout_s)
-        yield from as_completed(jobs, strangers, patience)
+        yield from as_completed(jobs, strangers, patience, self.standing)
 
     @property
     def _room(self) -> Mailroom:

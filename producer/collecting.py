@@ -88,9 +88,15 @@ class Strangers:
 
 
 def as_completed(
-    jobs: Iterable[Job | AsyncResult | str], strangers: Strangers, patience: Patience
+    jobs: Iterable[Job | AsyncResult | str],
+    strangers: Strangers,
+    patience: Patience,
+    standing: Callable[..., str],
 ) -> Iterator[Job]:
-    """Yield jobs as their replies arrive; raises JobTimeout when ``patience`` is over."""
+    """Yield jobs as their replies arrive; raises JobTimeout when ``patience`` is over.
+
+    ``standing`` tells what keeps jobs waiting, as workers say.
+    """
     done: queue.SimpleQueue[Job] = queue.SimpleQueue()
     told: list[Job] = []
     try:
@@ -117,13 +123,13 @@ def as_completed(
                 missing = waiting + len(strangers)
                 held_up = [job.trouble for job in told if not job.done] + [strangers.trouble]
                 trouble = next(filter(None, held_up), None)
-                why = (
-                    "They wait, run, or are lost with a Redis that was emptied: `fleet queue` says "
-                    "what waits."
+                why = trouble or (
+                    f"{standing(waited_s=patience.waited_s)}They wait, run, or are lost with a "
+                    "Redis that was emptied: `fleet queue` says what waits."
                 )
                 raise JobTimeout(
-                    f"{missing} jobs have no reply after {patience}. {trouble or why} Ask again, "
-                    "or give them longer: timeout_s=math.inf waits for ever."
+                    f"{missing} jobs have no reply after {patience}. {why} Ask again, or give them "
+                    "longer: timeout_s=math.inf waits for ever."
                 )
     finally:
         for job in told:

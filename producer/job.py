@@ -28,6 +28,10 @@ class Sender(Protocol):
 
     def cancel(self, job_id: str) -> None: ...
 
+    def standing(self, *, waited_s: float) -> str:
+        """What keeps jobs waiting, as workers say, after so long a wait."""
+        ...
+
 
 class Job:
     """A job that was sent. ``await`` it, or ask for its ``reply()``."""
@@ -62,6 +66,8 @@ class Job:
             arrived = threading.Event()
             with self._telling(lambda _: arrived.set()):
                 arrived.wait(min(patience.left_s, threading.TIMEOUT_MAX))
+        if self._outcome is None and self.trouble is None:
+            return self._result(patience, self.sender.standing(waited_s=patience.waited_s))
         return self._result(patience)
 
     async def reply_within(self, patience: Patience) -> Reply:
@@ -146,11 +152,11 @@ class Job:
     def _patience(self, timeout_s: float | None) -> Patience:
         return Patience(timeout_s, self.sender.reply_timeout_s)
 
-    def _result(self, patience: Patience) -> Reply:
+    def _result(self, patience: Patience, standing: str = "") -> Reply:
         if self._outcome is None:
             raise JobTimeout(
-                f"Job {self.id} has no reply after {patience}. {self.why_it_waits} Ask again, "
-                "cancel() it, or give it longer: timeout_s=math.inf waits for ever."
+                f"Job {self.id} has no reply after {patience}. {standing}{self.why_it_waits} Ask "
+                "again, cancel() it, or give it longer: timeout_s=math.inf waits for ever."
             )
         if isinstance(self._outcome, Reply):
             return self._outcome

@@ -47,10 +47,12 @@ def verdict(node: str, stats: Mapping[str, Any] | None) -> str:
         # It works as it should: others of its host have the instances.
         return f"{node}: {waiting}."
     instances = [each for each in stats["pool"]["instances"] if each["state"] != "stopped"]
-    ready = sum(instance["state"] == "ready" for instance in instances)
+    ready = [instance for instance in instances if instance["state"] == "ready"]
     if not ready:
         raise NotHealthy(f"No instance of {node} is ready: {_states(instances) or 'it has none'}.")
-    return f"{node}: {ready} of {len(instances)} instances ready."
+    # One that serves some models says why it cannot load another.
+    lacks = "".join(sorted({f"; {text}" for each in ready if (text := each["text"])}))
+    return f"{node}: {len(ready)} of {len(instances)} instances ready{lacks}."
 
 
 def _ask(app: FleetApp, node: str) -> Mapping[str, Any] | None:

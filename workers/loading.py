@@ -186,11 +186,9 @@ class Loading:
             **{name: {"state": "broken", "text": b.text} for name, b in self._broken.items()},
             **{name: _ready(runner) for name, runner in self.runners.items()},
         }
-        if self._broken:
-            text = "; ".join(f"{name}: {broken.text}" for name, broken in self._broken.items())
-            self._status.become(State.BROKEN, text)
-        else:
-            self._status.become(State.READY)
+        text = "; ".join(f"{name}: {broken.text}" for name, broken in self._broken.items())
+        only_broken = self._broken and not self.runners
+        self._status.become(State.BROKEN if only_broken else State.READY, text)
 
 
 def _ready(runner: ModelRunner) -> Mapping[str, Any]:

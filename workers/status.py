@@ -28,8 +28,9 @@ class State(enum.StrEnum):
 
     STARTING = "starting"
     LOADING = "loading"
+    #: With a text where it serves some models, and tries again to load another.
     READY = "ready"
-    #: A model of it cannot be loaded; it serves the others, if any, and tries again.
+    #: No model of it can be loaded; it tries again.
     BROKEN = "broken"
     DRAINING = "draining"
 

@@ -50,7 +50,7 @@ def queue(*, as_json: bool, every_s: float | None) -> None:
       dead        will not be tried again: see `fleet dead list`
       oldest      how long ago the oldest of the waiting was sent
       rate        jobs answered a second, over the last ten seconds
-      served by   instances that are ready to run them, and workers
+      served by   instances that are ready to run them, and workers; or why none is
 
     Listed are the models that workers served within the last day, and every queue that holds
     anything, also one that nobody serves: its jobs wait for a worker that has the model.
@@ -180,6 +180,7 @@ def _for_programs(seen: list[Queue]) -> dict[str, Any]:
             "ready_instances": each.served.ready,
             "workers": each.served.workers,
             "answered_per_s": each.served.answered_per_s,
+            "trouble": each.served.trouble,
         }
         for each in seen
     ]
@@ -202,6 +203,8 @@ def served_by(served: Served) -> str:
     if not served.workers:
         return "nobody at the moment"
     workers = f"{served.workers} worker" + ("s" if served.workers > 1 else "")
+    if served.trouble:
+        return f"{workers}, no instance ready: {served.trouble}"
     if not served.ready:
         return f"{workers}, no instance ready yet"
     return f"{served.ready} instance{'s' if served.ready > 1 else ''} of {workers}"

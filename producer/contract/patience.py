@@ -14,7 +14,7 @@ class Patience:
     def __init__(self, given_s: float | None, default_s: float) -> None:
         self._is_default = given_s is None
         self._wait_s = default_s if given_s is None else given_s
-        self._since_s = time.monotonic()
+        self._began_s = self._since_s = time.monotonic()
 
     def __str__(self) -> str:
         source = " (FLEET_REPLY_TIMEOUT_S)" if self._is_default else ""
@@ -24,6 +24,11 @@ class Patience:
     def left_s(self) -> float:
         """How long to wait yet; 0 when it is over."""
         return max(0.0, self._since_s + self._wait_s - time.monotonic())
+
+    @property
+    def waited_s(self) -> float:
+        """How long it was waited so far."""
+        return time.monotonic() - self._began_s
 
     def renew(self) -> None:
         """Note that there was news."""

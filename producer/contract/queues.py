@@ -58,6 +58,8 @@ class Served:
     ready: int = 0
     #: Jobs answered a second, over the last ten; None when nobody serves it.
     answered_per_s: float | None = None
+    #: Why an instance cannot load its model, where that is so and none is ready.
+    trouble: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +112,14 @@ def served_by(workers: Iterable[Words], model: str) -> Served:
     serving = [worker for worker in workers if model in worker.get("models", ())]
     # A worker names the models it has answered for.
     rates = [worker.get("answered_per_s", {}).get(model, 0.0) for worker in serving]
+    instances = [each for worker in serving for each in worker.get("instances", ())]
+    ready = sum(_is_ready(instance, model) for instance in instances)
+    troubles = [trouble for each in instances if (trouble := _trouble(each, model))]
     return Served(
         workers=len(serving),
-        ready=sum(
-            _is_ready(instance, model)
-            for worker in serving
-            for instance in worker.get("instances", ())
-        ),
+        ready=ready,
         answered_per_s=round(sum(rates), 1) if rates else None,
+        trouble=troubles[0] if troubles and not ready else "",
     )
 
 
@@ -125,6 +127,14 @@ def _is_ready(instance: Mapping[str, Any], model: str) -> bool:
     """Whether an instance would run a job of ``model`` now; one may lack another model."""
     engine = instance.get("models", {}).get(model, {})
     return instance.get("state") in ("ready", "broken") and engine.get("state") == "ready"
+
+
+def _trouble(instance: Mapping[str, Any], model: str) -> str:
+    """Return why an instance cannot load ``model``; the load may end its process, too."""
+    models = instance.get("models", {})
+    if model in models:
+        return str(models[model].get("text", "")) if models[model].get("state") == "broken" else ""
+    return str(instance.get("text", "")) if instance.get("state") == "broken" else ""
 
 
 def find(client: redis.Redis, keys: Keys) -> set[str]:

@@ -33,6 +33,7 @@ from producer.contract.settings import (
     Server,
     Settings,
 )
+from producer.contract.standing import standing
 from producer.contract.waiter import Waiter, leaves_of
 
 #: What `result_backend` names in front of the URL.
@@ -172,7 +173,7 @@ class ReadingBackend(celery_redis.RedisBackend):
     @functools.cached_property
     def waiter(self) -> Waiter:
         """Waits for results of jobs, in place of Celery's consumer of results."""
-        return Waiter(self)
+        return Waiter(self, functools.partial(standing, _settings_of(self.app)))
 
     def is_ours(self, result: AsyncResult) -> bool:
         """Return whether our waiter waits for ``result``."""

@@ -39,8 +39,9 @@ _TROUBLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError, Operation
 class Waiter:
     """Waits for results of one backend; threads may share it."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, standing: Callable[..., str]) -> None:
+        #: ``standing`` tells what keeps jobs waiting, as workers say.
+        self._backend, self._standing = backend, standing
         parameters = {**backend.connparams, **reading_options()}
         self._client: redis.Redis = backend._create_client(**parameters)
         self._idle: list[Subscription] = []
@@ -68,7 +69,7 @@ class Waiter:
             look_at = time.monotonic() + _LOOK_EVERY_S
             while not result.on_ready.ready:
                 if not patience.left_s:
-                    raise _timeout(awaited, patience, trouble)
+                    raise _timeout(awaited, patience, trouble, self._standing)
                 step_s = max(0.0, look_at - time.monotonic())
                 told = subscription.news(min(step_s, patience.left_s))
                 # Where large arrays could not be read, the next look tries again.
@@ -193,7 +194,10 @@ def _call(on_interval: Callable[[], Any] | None) -> None:
 
 
 def _timeout(
-    awaited: _Awaited, patience: Patience, trouble: Exception | None
+    awaited: _Awaited,
+    patience: Patience,
+    trouble: Exception | None,
+    standing: Callable[..., str],
 ) -> CeleryTimeoutError:
     missing = len(awaited.leaves)
     what, jobs = f"{missing} results are", "Their jobs wait, run, or are"
@@ -204,6 +208,8 @@ def _timeout(
         why = f"{trouble} "
     elif trouble is not None:
         why = f"Redis cannot be reached: {str(trouble).rstrip('.')}. "
+    else:
+        why = standing(waited_s=patience.waited_s) + why
     return CeleryTimeoutError(
         f"{what} not there after {patience}. {why}"
         "Get again, or give it longer: get(timeout=math.inf) waits for ever."

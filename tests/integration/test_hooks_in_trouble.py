@@ -59,20 +59,12 @@ def app(server: TestServer, worker: Worker) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def engine(worker: Worker, tmp_path: Path) -> Path:
-    """Hold the engine at the next numbered job."""
-    path = tmp_path / "held"
-    path.touch()
-    return path
-
-
-@pytest.fixture
-def hook(tmp_path: Path) -> Path:
-    """Hold the hooks that are told to wait for this file."""
-    path = tmp_path / "hooked"
-    path.touch()
-    return path
+def there(folder: Path, *names: str) -> list[Path]:
+    """Make files that the engine, or hooks, wait for to be gone."""
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.touch()
+    return paths
 
 
 def hooks_of(folder: Path) -> dict[int, int]:
@@ -98,11 +90,10 @@ def wait_trouble(worker: Worker) -> None:
 
 
 def test_a_hook_that_never_returns_is_over_its_own_limit_when_its_batch_was_dropped(
-    worker: Worker, app: Client, proxy: Proxy, engine: Path, tmp_path: Path, hook: Path
+    worker: Worker, app: Client, proxy: Proxy, tmp_path: Path
 ) -> None:
     log = {"log": str(tmp_path / "hooks.log")}
-    made = tmp_path / "made"
-    made.touch()
+    engine, hook, made = there(tmp_path, "held", "hooked", "made")
     first, second, hung = app.submit_many(
         MODEL,
         [
@@ -129,9 +120,10 @@ def test_a_hook_that_never_returns_is_over_its_own_limit_when_its_batch_was_drop
 
 
 def test_nothing_is_claimed_beside_the_engine_before_it_is_known_what_is_ours(
-    worker: Worker, app: Client, proxy: Proxy, engine: Path, tmp_path: Path, hook: Path
+    worker: Worker, app: Client, proxy: Proxy, tmp_path: Path
 ) -> None:
     log = {"log": str(tmp_path / "hooks.log")}
+    engine, hook = there(tmp_path, "held", "hooked")
     jobs: list[Job] = app.submit_many(
         MODEL,
         [{**log, "job": 1}, {**log, "job": 2, "before": f"while {hook}"}, {**log, "job": 3}],

@@ -190,7 +190,8 @@ def _usable(words: Words) -> Words:
 
 def troubles(words: Words) -> str:
     """Return what the instances say of models they cannot load; empty when there are none."""
-    return "; ".join(sorted({i["text"] for i in words["instances"] if i["state"] == "broken"}))
+    told = {i["text"] for i in words["instances"] if i["state"] in ("broken", "ready")}
+    return "; ".join(sorted(told - {""}))
 
 
 def _celery(command: str) -> list[str]:
