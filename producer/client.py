@@ -137,7 +137,7 @@ class Client:
 
     def standing(self, *, waited_s: float) -> str:
         """Return what keeps jobs waiting, as workers say; asked when a wait is over."""
-        return "" if stand_in() else standing(self._settings, waited_s=waited_s)
+        return "" if stand_in() is not None else standing(self._settings, waited_s=waited_s)
 
     def as_completed(
         self, jobs: Iterable[Job | AsyncResult | str], timeout_s: float | None = None
