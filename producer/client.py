@@ -135,9 +135,9 @@ class Client:
         publisher = self._room.publisher
         publisher.send(cancel_command(publisher.keys, [job_id]))
 
-    def standing(self, *, waited_s: float) -> str:
+    def standing(self) -> str:
         """Return what keeps jobs waiting, as workers say; asked when a wait is over."""
-        return "" if stand_in() is not None else standing(self._settings, waited_s=waited_s)
+        return "" if stand_in() is not None else standing(self._settings)
 
     def as_completed(
         self, jobs: Iterable[Job | AsyncResult | str], timeout_s: float | None = None

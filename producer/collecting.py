@@ -91,7 +91,7 @@ def as_completed(
     jobs: Iterable[Job | AsyncResult | str],
     strangers: Strangers,
     patience: Patience,
-    standing: Callable[..., str],
+    standing: Callable[[], str],
 ) -> Iterator[Job]:
     """Yield jobs as their replies arrive; raises JobTimeout when ``patience`` is over.
 
@@ -124,7 +124,7 @@ def as_completed(
                 held_up = [job.trouble for job in told if not job.done] + [strangers.trouble]
                 trouble = next(filter(None, held_up), None)
                 why = trouble or (
-                    f"{standing(waited_s=patience.waited_s)}They wait, run, or are lost with a "
+                    f"{standing() if patience.was_long else ''}They wait, run, or are lost with a "
                     "Redis that was emptied: `fleet queue` says what waits."
                 )
                 raise JobTimeout(

@@ -28,8 +28,8 @@ class Sender(Protocol):
 
     def cancel(self, job_id: str) -> None: ...
 
-    def standing(self, *, waited_s: float) -> str:
-        """What keeps jobs waiting, as workers say, after so long a wait."""
+    def standing(self) -> str:
+        """What keeps jobs waiting, as workers say."""
         ...
 
 
@@ -43,6 +43,8 @@ class Job:
         self.sender = sender
         #: Why its reply, which is there, cannot be read at the moment.
         self.trouble: BaseException | None = None
+        #: What workers said of themselves when the last wait was over.
+        self._standing = ""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._outcome: Outcome | None = None
@@ -66,8 +68,7 @@ class Job:
             arrived = threading.Event()
             with self._telling(lambda _: arrived.set()):
                 arrived.wait(min(patience.left_s, threading.TIMEOUT_MAX))
-        if self._outcome is None and self.trouble is None:
-            return self._result(patience, self.sender.standing(waited_s=patience.waited_s))
+        self._standing = self.sender.standing() if self._is_unexplained(patience) else ""
         return self._result(patience)
 
     async def reply_within(self, patience: Patience) -> Reply:
@@ -84,6 +85,9 @@ class Job:
             with self._telling(tell), contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience.left_s):
                     await arrived
+        self._standing = ""
+        if self._is_unexplained(patience):
+            self._standing = await asyncio.to_thread(self.sender.standing)
         return self._result(patience)
 
     def __await__(self) -> Generator[Any, None, Reply]:
@@ -118,8 +122,8 @@ class Job:
         """What is known of why there is no reply, in a sentence."""
         return str(
             self.trouble
-            or "It waits, runs, or is lost with a Redis that was emptied: `fleet queue` says what "
-            "waits."
+            or f"{self._standing}It waits, runs, or is lost with a Redis that was emptied: "
+            "`fleet queue` says what waits."
         )
 
     def hold_up(self, trouble: BaseException) -> None:
@@ -152,11 +156,15 @@ class Job:
     def _patience(self, timeout_s: float | None) -> Patience:
         return Patience(timeout_s, self.sender.reply_timeout_s)
 
-    def _result(self, patience: Patience, standing: str = "") -> Reply:
+    def _is_unexplained(self, patience: Patience) -> bool:
+        """Whether nothing is here, not even a reason, and somebody waited long for it."""
+        return self._outcome is None and self.trouble is None and patience.was_long
+
+    def _result(self, patience: Patience) -> Reply:
         if self._outcome is None:
             raise JobTimeout(
-                f"Job {self.id} has no reply after {patience}. {standing}{self.why_it_waits} Ask "
-                "again, cancel() it, or give it longer: timeout_s=math.inf waits for ever."
+                f"Job {self.id} has no reply after {patience}. {self.why_it_waits} Ask again, "
+                "cancel() it, or give it longer: timeout_s=math.inf waits for ever."
             )
         if isinstance(self._outcome, Reply):
             return self._outcome

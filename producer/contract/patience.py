@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Final
+
+#: Short steps of a wait are shorter.
+_LONG_S: Final = 1.0
 
 
 class Patience:
@@ -26,9 +30,9 @@ class Patience:
         return max(0.0, self._since_s + self._wait_s - time.monotonic())
 
     @property
-    def waited_s(self) -> float:
-        """How long it was waited so far."""
-        return time.monotonic() - self._began_s
+    def was_long(self) -> bool:
+        """Whether who waited wants to know why: not who waits in many short steps."""
+        return time.monotonic() - self._began_s >= _LONG_S
 
     def renew(self) -> None:
         """Note that there was news."""

@@ -13,18 +13,14 @@ from producer.contract.settings import Settings, redis_client
 
 #: Whoever asks has waited long enough.
 _WITHIN_S: Final = 0.5
-#: Who waits in many short steps does not want to know each time.
-_LEAST_WAIT_S: Final = 1.0
 #: Characters of a worker's words on one model.
 _LONGEST: Final = 300
 
 
-def standing(settings: Settings, *, waited_s: float) -> str:
+def standing(settings: Settings) -> str:
     """Return it in sentences, or nothing where nothing is known: that no worker runs, or which
     models none has loaded, and why.
     """
-    if waited_s < _LEAST_WAIT_S:
-        return ""
     limits = {"socket_timeout": _WITHIN_S, "socket_connect_timeout": _WITHIN_S}
     try:
         with redis_client(settings.broker_url, **limits) as client:

@@ -39,7 +39,7 @@ _TROUBLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError, Operation
 class Waiter:
     """Waits for results of one backend; threads may share it."""
 
-    def __init__(self, backend: Any, standing: Callable[..., str]) -> None:
+    def __init__(self, backend: Any, standing: Callable[[], str]) -> None:
         #: ``standing`` tells what keeps jobs waiting, as workers say.
         self._backend, self._standing = backend, standing
         parameters = {**backend.connparams, **reading_options()}
@@ -197,7 +197,7 @@ def _timeout(
     awaited: _Awaited,
     patience: Patience,
     trouble: Exception | None,
-    standing: Callable[..., str],
+    standing: Callable[[], str],
 ) -> CeleryTimeoutError:
     missing = len(awaited.leaves)
     what, jobs = f"{missing} results are", "Their jobs wait, run, or are"
@@ -208,8 +208,8 @@ def _timeout(
         why = f"{trouble} "
     elif trouble is not None:
         why = f"Redis cannot be reached: {str(trouble).rstrip('.')}. "
-    else:
-        why = standing(waited_s=patience.waited_s) + why
+    elif patience.was_long:
+        why = f"{standing()}{why}"
     return CeleryTimeoutError(
         f"{what} not there after {patience}. {why}"
         "Get again, or give it longer: get(timeout=math.inf) waits for ever."

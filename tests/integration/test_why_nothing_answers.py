@@ -4,6 +4,7 @@ and why.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,17 @@ def completed(server: TestServer, model: str) -> object:
         return list(app.as_completed([app.submit(model, {"x": row()})], WAIT_S))
 
 
+def infer(server: TestServer, model: str) -> object:
+    async def ask() -> object:
+        with Client(Settings(broker_url=server.url)) as app:
+            return await app.infer(model, {"x": row()}, timeout_s=WAIT_S)
+
+    return asyncio.run(ask())
+
+
 def get(server: TestServer, model: str) -> object:
-    infer = register(make_app(Settings(broker_url=server.url)))
-    return infer.delay(model, {"x": row()}).get(timeout=WAIT_S)
+    task = register(make_app(Settings(broker_url=server.url)))
+    return task.delay(model, {"x": row()}).get(timeout=WAIT_S)
 
 
 def shown(server: TestServer, command: str) -> str:
@@ -75,7 +84,7 @@ def test_a_model_that_no_instance_can_load_is_named_with_its_error(
     server: TestServer, worker: Worker, why: Path
 ) -> None:
     told = f"No running worker has '{BROKEN}' loaded: {WHY}"
-    for wait in (reply, completed, get):
+    for wait in (reply, completed, get, infer):
         with pytest.raises((JobTimeout, CeleryTimeoutError), match=told):
             wait(server, BROKEN)
 
@@ -85,6 +94,7 @@ def test_a_model_that_no_instance_can_load_is_named_with_its_error(
     assert "1 of 1 instances ready; " in shown_health(server, worker)
 
     why.unlink()
+    # The job of a coroutine that waits no longer is cancelled.
     wait_until(lambda: worker.counters(BROKEN).get("succeeded") == 3, what="the three answers")
 
 
@@ -93,7 +103,7 @@ def shown_health(server: TestServer, worker: Worker) -> str:
     return CliRunner().invoke(cli, ["health", "-n", worker.node], env=environ).output
 
 
-@pytest.mark.parametrize("wait", [reply, get])
+@pytest.mark.parametrize("wait", [reply, get, infer])
 def test_who_waits_without_a_worker_is_told_that_none_runs(
     server: TestServer, client: Any, wait: Wait
 ) -> None:
