@@ -23,7 +23,7 @@ pytestmark = pytest.mark.redis
 
 MODEL = "scripted"
 #: Waits for so long to fill a batch of two rows.
-PATIENT, DELAY_S = "patient", 3.0
+PATIENT, DELAY_S = "patient", 2.0
 NODE = "events@test"
 #: A value that no shape, id or time has; it must appear in no event.
 SECRET = 7.4321

@@ -90,15 +90,6 @@ def broken(worker: Worker) -> dict[str, Any] | None:
             id="another protocol",
         ),
         pytest.param(
-            (
-                "workers/birth.py",
-                "def main() -> None:\n",
-                "raise ImportError('moved')\ndef main() -> None:\n",
-            ),
-            "no process can be started: ",
-            id="a module that was moved",
-        ),
-        pytest.param(
             ("workers/loading.py", "logger = ", "import nothing_of_this_name\n\nlogger = "),
             "exited with status 1 (",
             id="code that the environment lacks something for",
