@@ -17,7 +17,7 @@ from producer.contract.blobs import Blobs
 from producer.contract.call import Call, rows_of, shapes_of
 from producer.contract.message import Message, to_fields
 from producer.contract.names import INFER_TASK, Priority, queue_of
-from producer.transport import check_size
+from producer.entries import check_size
 
 #: What follows the arguments in a body when nothing is to be called afterwards.
 _NO_CALLBACKS: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}

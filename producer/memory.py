@@ -1,10 +1,14 @@
-"""How full a server is, from what INFO says of its memory, and when it is too full for new jobs."""
+"""How full a server is, from what INFO or a refusal says of its memory, and when it is too full for
+new jobs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from typing import Any, Final
+
+import redis
 
 from producer.contract.errors import Overloaded
 
@@ -45,4 +49,19 @@ def too_full(memory: Memory, watermark: float) -> Overloaded:
         f"Redis uses {memory.used_bytes / memory.max_bytes:.0%} of its maxmemory "
         f"({memory.max_bytes:,} bytes) and takes no new jobs above {watermark:.0%} "
         "(FLEET_MEMORY_WATERMARK). Send again later, add workers, or give Redis more memory."
+    )
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether Redis refused a write because its memory is used up."""
+    return isinstance(error, redis.ResponseError) and (
+        type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error)
+    )
+
+
+def overloaded() -> Overloaded:
+    """Return the error of a job that a full Redis did not take."""
+    return Overloaded(
+        "Redis is full (maxmemory) and takes no new jobs. Send again later, add workers, "
+        "or give Redis more memory."
     )

@@ -20,9 +20,8 @@ from producer.contract.blobs import Blobs, again, is_file, named_by
 from producer.contract.greeting import HELLO, read_greeting, refuse_cluster
 from producer.contract.names import Keys
 from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
-from producer.memory import INFO_MEMORY, Memory, read_memory, too_full
+from producer.memory import INFO_MEMORY, Memory, is_full, overloaded, read_memory, too_full
 from producer.stand_in import stand_in
-from producer.transport import is_full, overloaded
 
 #: How long it is believed which models workers serve, and how full the broker is.
 FRESH_S = 1.0

@@ -30,11 +30,11 @@ from producer.contract.names import (
 from producer.contract.results import JobResult
 from producer.contract.settings import Settings
 from producer.contract.watching import is_watched
+from producer.entries import check_size
 from producer.envelope import Submission, argsrepr_of, fleet_headers, publish_commands
 from producer.host_app import BackendOf, admit, refuse_what_waits_for_ever
 from producer.publisher import Publisher
 from producer.stand_in import stand_in
-from producer.transport import check_size
 
 #: The options a job may have on the short way to the broker. Whatever else Celery's
 #: ``apply_async`` knows goes through Celery and kombu.

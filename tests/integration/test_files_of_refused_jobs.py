@@ -17,7 +17,7 @@ from producer.contract.blobs import Blobs, again
 from producer.contract.errors import BadRequest, Overloaded
 from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings
-from producer.transport import is_full
+from producer.memory import is_full
 from tests.support.app import fleet_app
 from tests.support.proxy import running_proxy
 from tests.support.servers import TestServer, running_server

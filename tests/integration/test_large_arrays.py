@@ -23,8 +23,8 @@ from producer.contract.names import Keys, Priority, queue_of
 from producer.contract.settings import Settings
 from producer.contract.wire import CONTENT_TYPE
 from producer.dead import letters
+from producer.memory import is_full
 from producer.requeue import Requeued, requeue
-from producer.transport import is_full
 from tests.support.app import fleet_app, own_app
 from tests.support.engines import Do, batches, starts
 from tests.support.servers import TestServer

@@ -15,7 +15,7 @@ from producer.contract.blobs import Blobs
 from producer.contract.errors import Overloaded
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
-from producer.transport import is_full
+from producer.memory import is_full
 from tests.support.servers import TestServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]

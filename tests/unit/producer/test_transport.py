@@ -18,8 +18,9 @@ from producer.contract.app import FleetApp, make_app
 from producer.contract.message import from_fields
 from producer.contract.names import GROUP, Keys, Priority
 from producer.contract.settings import Settings
+from producer.incoming import fault_of
 from producer.tasks import Infer, register
-from producer.transport import TlsTransport, fault_of
+from producer.transport import TlsTransport
 
 pytestmark = pytest.mark.redis
 

@@ -1,0 +1,34 @@
+"""What `celery purge` does to a queue of the fleet: jobs that wait are deleted, and with them their
+large arrays, wherever these lie. What an instance has claimed is left to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from producer.contract.blobs import Blobs, Named
+from producer.contract.names import FREE, GROUP
+
+_PURGE: Final = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
+
+#: Jobs of one round trip: their files are deleted together, and the server does nothing else while
+#: it deletes them.
+_AT_ONCE: Final = 100
+
+
+def purge(client: redis.Redis, blobs: Blobs, queue: str) -> int:
+    """Delete the jobs that wait in ``queue``; return how many there were."""
+    script = client.register_script(_PURGE)
+    keys = blobs.keys
+    told = [GROUP, FREE, str(_AT_ONCE), keys.blob(""), keys.kept_blob("")]
+    purged, taken = 0, _AT_ONCE
+    while taken >= _AT_ONCE:
+        answer: Any = script(keys=[keys.delayed(queue), *keys.streams(queue)], args=told)
+        taken, deleted, *files = answer
+        purged += deleted
+        # After their jobs: one that is claimed in between needs its arrays.
+        blobs.remove_files(map(Named.read, files))
+    return purged
