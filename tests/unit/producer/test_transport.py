@@ -16,7 +16,7 @@ from kombu.asynchronous import Hub
 
 from producer.contract.app import FleetApp, make_app
 from producer.contract.message import from_fields
-from producer.contract.names import GROUP, Keys, Priority
+from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings
 from producer.incoming import fault_of
 from producer.tasks import Infer, register
@@ -91,25 +91,6 @@ def test_a_queue_has_the_size_of_its_streams(infer: Infer, channel: Any) -> None
     assert channel._size("fleet.digits") == 3
     assert channel._has_queue("fleet.digits")
     assert channel.queue_declare("fleet.digits", passive=True).message_count == 3
-
-
-@pytest.mark.scripts
-def test_a_purge_deletes_what_waits_and_leaves_what_is_claimed(
-    infer: Infer, channel: Any, client: Any
-) -> None:
-    for _ in range(410):
-        infer.delay("digits", INPUTS)
-    infer.apply_async(("digits", INPUTS), countdown=60)
-    client.xgroup_create(NORMAL, GROUP, id="0")
-    client.xreadgroup(GROUP, "node/0/1.1", {NORMAL: ">"}, count=3)
-    given_back = client.xreadgroup(GROUP, "free", {NORMAL: ">"}, count=2)[0][1]
-
-    assert channel._purge("fleet.digits") == 408
-
-    assert client.xlen(NORMAL) == 3
-    assert client.xpending(NORMAL, GROUP)["pending"] == 3
-    assert not client.xrange(NORMAL, given_back[0][0], given_back[0][0])
-    assert not client.exists(KEYS.delayed("fleet.digits"))
 
 
 def test_a_deleted_queue_leaves_no_key(infer: Infer, channel: Any, client: Any) -> None:
