@@ -13,8 +13,8 @@ from celery.result import AsyncResult
 
 from producer.contract.errors import JobTimeout
 from producer.contract.patience import Patience
-from producer.inbox import FENCE_AFTER_S, Found, Results
 from producer.job import Job
+from producer.results import FENCE_AFTER_S, Found, Results
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ class Mailroom:
         self.publisher = infer.publisher
         inbox_id = uuid.uuid4().hex
         self.sending = Sending(infer, inbox_id)
-        # Closed by the inbox's thread, which there is when anything was sent.
-        self.inbox = Inbox(app, inbox_id, at_end=self.sending.close)
+        self.inbox = Inbox(app, inbox_id)
         self.outbox = Outbox(self.sending, self.inbox, self.publisher)
         weakref.finalize(self, _let_go, os.getpid(), self.inbox, self.outbox, self.publisher)
 

@@ -236,14 +236,22 @@ class Publisher:
 
 
 def _pieces(packed: Sequence[bytes]) -> Iterator[bytes | memoryview]:
-    """Yield ``packed`` in the pieces that are written one by one."""
+    """Yield ``packed`` in the pieces that are written one by one: small ones together."""
+    small: list[bytes] = []
+    small_bytes = 0
     for command in packed:
+        if small and small_bytes + len(command) > _PIECE_BYTES:
+            yield b"".join(small)
+            small, small_bytes = [], 0
         if len(command) <= _PIECE_BYTES:
-            yield command
+            small.append(command)
+            small_bytes += len(command)
             continue
         view = memoryview(command)
         for start in range(0, len(view), _PIECE_BYTES):
             yield view[start : start + _PIECE_BYTES]
+    if small:
+        yield b"".join(small)
 
 
 def _answers(connection: Any) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextvars
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from producer.contract.call import parse_call
-from producer.contract.errors import FleetError
 from producer.contract.names import Priority, shadow_of
 from producer.contract.watching import is_watched
 from producer.envelope import Submission
@@ -28,14 +25,9 @@ class Packed(NamedTuple):
 
     job: Job
     commands: list[Sequence[Any]]
-    #: In place of commands, where somebody watches: sends it in the context of who packed it.
-    hand_on: Callable[[], object] | None = None
 
     @property
     def size_bytes(self) -> int:
-        if self.hand_on is not None:
-            # Not packed yet, and sent alone anyway: others would be held in memory for nothing.
-            return _SEND_AT_ONCE_BYTES
         return sum(
             len(part)
             for command in self.commands
@@ -45,15 +37,24 @@ class Packed(NamedTuple):
 
 
 def in_parts(jobs: Iterable[Packed]) -> Iterator[list[Packed]]:
-    """Yield ``jobs`` in parts for one round trip each."""
+    """Yield ``jobs`` in parts for one round trip each.
+
+    Where one cannot be packed, those before it are a part as well: who watches Celery was told of
+    them.
+    """
     part: list[Packed] = []
     size_bytes = 0
-    for packed in jobs:
-        part.append(packed)
-        size_bytes += packed.size_bytes
-        if len(part) >= _SEND_AT_ONCE or size_bytes >= _SEND_AT_ONCE_BYTES:
+    try:
+        for packed in jobs:
+            part.append(packed)
+            size_bytes += packed.size_bytes
+            if len(part) >= _SEND_AT_ONCE or size_bytes >= _SEND_AT_ONCE_BYTES:
+                yield part
+                part, size_bytes = [], 0
+    except Exception:
+        if part:
             yield part
-            part, size_bytes = [], 0
+        raise
     if part:
         yield part
 
@@ -92,34 +93,16 @@ class Sending:
             headers={"fleet_reply_to": self._reply_to},
         )
         if is_watched() and stand_in() is None:
-            run = contextvars.copy_context().run
-            return Packed(job, [], functools.partial(run, self._celerys_way.send, submission))
+            return Packed(job, self._celerys_way.commands(submission))
         return Packed(job, self._infer.commands(submission))
 
     def send(self, part: Sequence[Packed]) -> list[Any]:
-        """Send ``part``, in one round trip where nobody watches; an error stands for a job refused.
+        """Send ``part`` in one round trip; an error stands where a job was refused.
 
         Raises when nothing was accepted, or nobody knows what was.
         """
         self._infer.publisher.admit()
         commands = [command for packed in part for command in packed.commands]
-        replies = iter(self._infer.publisher.replies(commands) if commands else ())
-        return [
-            # The last one sends the job; it is refused where one before it was.
-            list(islice(replies, len(packed.commands)))[-1]
-            if packed.hand_on is None
-            else _handed_on(packed.hand_on)
-            for packed in part
-        ]
-
-    def close(self) -> None:
-        """Close the connections that Celery's way took."""
-        self._celerys_way.close()
-
-
-def _handed_on(hand_on: Callable[[], object]) -> object:
-    """Send a job as Celery does; returns the error when the job is at fault."""
-    try:
-        return hand_on()
-    except FleetError as error:
-        return error
+        replies = iter(self._infer.publisher.replies(commands))
+        # The last one sends the job; it is refused where one before it was.
+        return [list(islice(replies, len(packed.commands)))[-1] for packed in part]

@@ -15,7 +15,8 @@ from celery.result import AsyncResult
 if TYPE_CHECKING:
     from producer.contract.results import FleetBackend
     from producer.envelope import Submission
-    from producer.inbox import Awaited, Results
+    from producer.inbox import Awaited
+    from producer.results import Results
 
 
 class StandIn(Protocol):

@@ -305,7 +305,8 @@ def _way_of(call: Call, queue: object) -> dict[str, Any]:
     if not (isinstance(name, str) and is_stream_queue(name)):
         name = queue_of(str(call.model))
     anonymous = {"exchange": "", "exchange_type": "direct", "routing_key": ""}
-    return {"queue": Queue(name), **anonymous}
+    # There is nothing to declare: a stream is there from its first entry on.
+    return {"queue": Queue(name), "declare": [], **anonymous}
 
 
 def _run(self: Infer, *args: Any, **kwargs: Any) -> Any:

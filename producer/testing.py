@@ -37,7 +37,8 @@ from producer.contract.results import FleetBackend
 from producer.contract.settings import DEFAULT_BROKER_URL, Settings
 from producer.contract.waiter import leaves_of
 from producer.envelope import Submission
-from producer.inbox import Awaited, Found, Results
+from producer.inbox import Awaited
+from producer.results import Found, Results
 from producer.stand_in import standing_in
 from producer.tasks import infer
 

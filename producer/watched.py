@@ -1,38 +1,76 @@
-"""Sending where somebody watches Celery: its own way, job by job, so that nothing is missed.
+"""Where somebody watches Celery a job goes Celery's own way as far as a message, so that nothing is
+missed; from there on it is sent like any other, many in one round trip.
 
 Sentry, OpenTelemetry and their like listen to Celery's signals, or put code of theirs around its
-functions, and give a job headers that name the trace it belongs to.
+functions, and give a job headers that name the trace it belongs to. All of that runs where the job
+is packed, in the context of who sends it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextvars
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from kombu.pools import ProducerPool
+from kombu.transport import virtual
+
+from producer.entries import commands_of
 
 if TYPE_CHECKING:
     from producer.envelope import Submission
     from producer.tasks import Infer
 
+#: The messages of the job that is being packed, with the queues they are for.
+_PUBLISHED: Final[contextvars.ContextVar[list[tuple[str, dict[str, Any]]]]] = (
+    contextvars.ContextVar("published")
+)
+
 
 class CelerysWay:
-    """Sends jobs through Celery and kombu, over connections that nobody else has."""
+    """Has Celery and kombu make the messages of jobs. Opens no connection; threads may share it."""
 
     def __init__(self, infer: Infer) -> None:
         self._infer = infer
         app = infer.fleet
-        # Not the app's: kombu shares that between all apps of the process, and never closes it.
-        connections = app.connection_for_write().Pool(app.conf.broker_pool_limit)
-        self._producers = ProducerPool(connections, app.conf.broker_pool_limit)
-        self._connections = connections
+        # The broker's own address: who watches asks a connection where it leads.
+        connection = app.connection_for_write().clone(transport=_Transport)
+        self._producer = app.amqp.Producer(connection, auto_declare=False)
 
-    def send(self, job: Submission) -> None:
-        """Send ``job``; raises what ``infer.apply_async`` raises."""
-        expires = {} if job.expires_s is None else {"expires": job.expires_s}
-        with self._producers.acquire(block=True) as producer:
-            self._infer.hand_on(job, {**expires, "producer": producer})
+    def commands(self, job: Submission) -> list[Sequence[Any]]:
+        """Return the Redis commands that send ``job``, the one that does so last.
 
-    def close(self) -> None:
-        """Close the connections; nothing can be sent afterwards."""
-        self._producers.force_close_all()
-        self._connections.force_close_all()
+        Raises what ``infer.apply_async`` raises.
+        """
+        published: list[tuple[str, dict[str, Any]]] = []
+        token = _PUBLISHED.set(published)
+        try:
+            expires = {} if job.expires_s is None else {"expires": job.expires_s}
+            # What is only kept for a moment is not tried again.
+            self._infer.hand_on(job, {**expires, "producer": self._producer, "retry": False})
+        finally:
+            _PUBLISHED.reset(token)
+        blobs, limit_bytes = self._infer.publisher.blobs, self._infer.fleet.settings.max_body_bytes
+        return [
+            command
+            for queue, message in published
+            for command in commands_of(queue, message, blobs=blobs, max_body_bytes=limit_bytes)[0]
+        ]
+
+
+class _Channel(virtual.Channel):
+    """Keeps what is published for whoever has it published."""
+
+    #: Bytes stay bytes.
+    body_encoding = None
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        _PUBLISHED.get().append((queue, message))
+
+    def _size(self, queue: str) -> int:
+        return 0
+
+
+class _Transport(virtual.Transport):
+    Channel = _Channel
+    driver_type = driver_name = "redis"
+    state = virtual.BrokerState()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 from celery import Task, signals
+from kombu.exceptions import OperationalError
 
-from producer.client import Client
+from producer.client import Client, Job
 from producer.contract.errors import BadRequest
-from producer.contract.names import INFER_TASK
+from producer.contract.message import from_fields
+from producer.contract.names import INFER_TASK, Keys, Priority
 from producer.contract.settings import Settings
 from producer.testing import answering
 from tests.support.waiting import wait_until
@@ -21,6 +25,7 @@ from tests.unit.producer.conftest import Worker
 
 pytestmark = pytest.mark.redis
 
+NORMAL: Final = Keys().stream("fleet.digits", Priority.NORMAL)
 ROW: Final = np.ones((1, 4), np.float32)
 #: Of whoever sends, as Sentry and OpenTelemetry keep the trace.
 TRACE: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("trace", default="none")
@@ -125,6 +130,59 @@ def test_of_many_that_are_seen_one_that_is_bad_ends_the_sending(
 
     assert [job.reply(5).outputs for job in raised.value.jobs] == [good, good]  # type: ignore[attr-defined]
     assert len(worker.messages) == 2
+
+
+def test_many_that_are_seen_take_few_round_trips_and_each_is_of_its_senders_trace(
+    fleet: Client, worker: Worker, client: Any, seen: list[str]
+) -> None:
+    fleet.submit("digits", {"i": 0}).reply(5)
+    worker.stop()
+    del seen[:], worker.messages[:]
+    before = client.info("stats")["total_reads_processed"]
+
+    token = TRACE.set("00-of-the-caller-01")
+    try:
+        jobs = fleet.submit_many("digits", ({"i": number} for number in range(1000)))
+    finally:
+        TRACE.reset(token)
+
+    assert client.info("stats")["total_reads_processed"] - before < 200
+    sent = [from_fields(fields) for _, fields in client.xrange(NORMAL)[1:]]
+    assert [message.headers["id"] for message in sent] == [job.id for job in jobs]
+    assert {message.headers["traceparent"] for message in sent} == {"00-of-the-caller-01"}
+    assert len(seen) == 2 * len(jobs)
+
+
+def test_large_arrays_of_jobs_that_are_seen_lie_in_a_folder_until_their_replies_are_read(
+    settings: Settings, tmp_path: Path, seen: list[str], client: Any
+) -> None:
+    arrays = tmp_path / "arrays"
+    wide = {"image": np.ones((1, 20_000), np.float32)}
+
+    with Client(dataclasses.replace(settings, blob_url=arrays.as_uri())) as fleet:
+        fleet.submit_many("digits", [wide, wide])
+        assert len(list(arrays.iterdir())) == 2
+        client.set(NORMAL, "no stream")
+        with pytest.raises(OperationalError, match="WRONGTYPE"):
+            fleet.submit_many("digits", [wide, wide])
+
+    assert len(list(arrays.iterdir())) == 2
+
+
+def test_whoever_is_told_of_a_job_may_send_one_in_the_middle_of_it(
+    fleet: Client, worker: Worker, seen: list[str]
+) -> None:
+    inner: list[Job] = []
+
+    def send_one(**_: Any) -> None:
+        signals.before_task_publish.disconnect(send_one)
+        inner.append(fleet.submit("digits", {"i": "inner"}))
+
+    signals.before_task_publish.connect(send_one)
+    outer = fleet.submit_many("digits", [{"i": "outer"}, {"i": "last"}])
+
+    assert [job.reply(5).outputs["i"] for job in inner + outer] == ["inner", "outer", "last"]
+    assert len(worker.messages) == 3
 
 
 def test_of_coroutines_that_are_seen_a_bad_one_fails_alone(

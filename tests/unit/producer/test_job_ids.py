@@ -15,7 +15,7 @@ from producer.contract import errors
 from producer.contract.app import FleetApp, make_app
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
-from producer.inbox import FENCE_AFTER_S
+from producer.results import FENCE_AFTER_S
 from tests.support.proxy import running_proxy
 from tests.support.waiting import wait_until
 from tests.unit.producer.conftest import Worker, store_result
@@ -115,9 +115,11 @@ def test_a_fence_is_not_looked_for_before_its_time(fleet: Client, client: Any) -
 
 
 def test_as_completed_tells_of_ids_whose_reply_was_read(
-    fleet: Client, app: FleetApp, worker: Worker
+    fleet: Client, app: FleetApp, worker: Worker, client: Any
 ) -> None:
     fleet.submit("digits", {"i": 1}, job_id="mine").reply(5)
+    # The reply is told before its result is deleted.
+    wait_until(lambda: client.exists(KEYS.fence("mine")), what="the fence")
     strangers: list[Any] = ["mine", app.AsyncResult("mine")]
 
     for stranger in strangers:

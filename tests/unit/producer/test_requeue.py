@@ -15,8 +15,8 @@ from producer.contract.blobs import Blobs
 from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings, redis_client
 from producer.dead import DeadLetter, letters
-from producer.inbox import Results
 from producer.requeue import Requeued, purge, requeue
+from producer.results import Results
 
 QUEUE = "fleet.digits"
 KEYS = Keys()
