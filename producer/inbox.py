@@ -6,7 +6,9 @@ A job that meets the fence of an earlier one of its id has no reply to wait for,
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -30,6 +32,8 @@ LOOK_EVERY_S: Final = 1.0
 _LOOK_SHARE: Final = 20
 #: How long the thread waits for news before it looks whether it is to stop.
 _STEP_S: Final = 0.25
+#: How long the end of the process waits until what was read is deleted.
+_LINGER_S: Final = 1.5
 
 
 class Awaited(Protocol):
@@ -61,8 +65,12 @@ class Inbox:
         self.results = Results(app)
         self._channel = Keys(prefix=app.settings.prefix).replies(inbox_id).encode()
         self._lock = threading.Lock()
+        #: Held from the moment results are read until they are deleted.
+        self._reading = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        _inboxes.add(self)
         #: Jobs that nobody holds any more need no reply.
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
         self._disowned = _Disowned(app.settings.result_ttl_s)
@@ -96,6 +104,12 @@ class Inbox:
         self._stopping.set()
         if self._thread is None:
             self.results.close()
+
+    def finish(self, within_s: float) -> None:
+        """Wait until what was read is deleted, but no longer than that."""
+        # In a forked child the thread that would let go of it is missing.
+        if self._pid == os.getpid() and self._reading.acquire(timeout=within_s):
+            self._reading.release()
 
     def abandon(self, sender: object) -> None:
         """Tell whoever waits for a reply to ``sender`` that none will come."""
@@ -174,22 +188,37 @@ class Inbox:
         mine = [job_id for job_id in job_ids if job_id in self._awaited]
         settled = 0
         read: list[Found] = []
-        try:
-            for found in self.results.read(mine, overdue=overdue):
-                if found.held_up:
-                    if job := self._awaited.get(found.job_id):
-                        job.hold_up(found.held_up)
-                    continue
-                settled += 1
-                if found.stored:
-                    read.append(found)
-                job = self._awaited.pop(found.job_id, None)
-                if job is not None:
-                    job.settle(found.meta)
-        finally:
-            if read:
-                self.results.forget(read)
+        with self._reading:
+            try:
+                for found in self.results.read(mine, overdue=overdue):
+                    if found.held_up:
+                        if job := self._awaited.get(found.job_id):
+                            job.hold_up(found.held_up)
+                        continue
+                    settled += 1
+                    if found.stored:
+                        read.append(found)
+                    job = self._awaited.pop(found.job_id, None)
+                    if job is not None:
+                        job.settle(found.meta)
+            finally:
+                if read:
+                    self.results.forget(read)
         return settled
+
+
+#: All of this process, also those that nobody but their thread holds any more.
+_inboxes: Final[weakref.WeakSet[Inbox]] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish() -> None:
+    """Let the threads delete what they read: jobs are told first, and the last one may have been
+    what the process waited for. Files do not expire.
+    """
+    until_s = time.monotonic() + _LINGER_S
+    for inbox in list(_inboxes):
+        inbox.finish(max(0.0, until_s - time.monotonic()))
 
 
 class _Disowned:
