@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ from producer.contract.names import Keys
 from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
 from producer.memory import INFO_MEMORY, Memory, is_full, overloaded, read_memory, too_full
 from producer.stand_in import stand_in
+
+logger = logging.getLogger(__name__)
 
 #: How long it is believed which models workers serve, and how full the broker is.
 FRESH_S = 1.0
@@ -74,6 +77,8 @@ class Publisher:
         self._ask_memory_at = 0.0
         self._looked_at = -FRESH_S
         self._greeted = False
+        #: Whether it was said that nobody serves anything.
+        self._said_none = False
 
     def send(self, *commands: Sequence[Argument]) -> list[Any]:
         """Run ``commands`` in one round trip and return their replies.
@@ -169,6 +174,21 @@ class Publisher:
             raise replies["models"]
         self._models = frozenset(name.decode() for name in replies["models"])
         self._looked_at = now
+        self._say_when_none()
+
+    def _say_when_none(self) -> None:
+        """Log, once, that jobs wait under a prefix where there was no worker.
+
+        It may be that of an app alone: which other prefixes there are nobody can ask, for all keys
+        of the server would have to be read.
+        """
+        if not self._models and not self._said_none:
+            logger.warning(
+                "models.none: no worker has served a model under FLEET_PREFIX %r within a day, so "
+                "jobs wait. Start a worker; if one runs, its FLEET_PREFIX is another.",
+                self.keys.prefix,
+            )
+        self._said_none = not self._models
 
     def close(self) -> None:
         """Close the connections that are not in use."""

@@ -25,14 +25,19 @@ from tests.support.worker import ROOT
 
 #: Says where the app's own broker is, when this module is loaded by a plain worker.
 BROKER: Final = "TEST_APP_BROKER_URL"
+#: Says under which prefix its own tasks and their results lie, where it has one.
+PREFIX: Final = "TEST_APP_PREFIX"
 
 
-def make_own_app(url: str, *, backend: str = "") -> tuple[Celery, Infer]:
+def make_own_app(url: str, *, backend: str = "", prefix: str = "") -> tuple[Celery, Infer]:
     """Return an app on stock ``redis://`` lists and JSON results, with `infer` registered on it.
 
-    ``backend`` goes before the result URL.
+    ``backend`` goes before the result URL; ``prefix`` is the app's, not the fleet's.
     """
     own = Celery("own", broker=url, backend=f"{backend}{url}")
+    if prefix:
+        own.conf.broker_transport_options = {"global_keyprefix": prefix}
+        own.conf.result_backend_transport_options = {"global_keyprefix": prefix}
     own.conf.broker_connection_retry_on_startup = True
     infer = register(own, Settings(broker_url=url))
 
@@ -79,9 +84,9 @@ def make_own_app(url: str, *, backend: str = "") -> tuple[Celery, Infer]:
 
 
 @contextlib.contextmanager
-def own_app(url: str, *, backend: str = "") -> Iterator[tuple[Celery, Infer]]:
+def own_app(url: str, *, backend: str = "", prefix: str = "") -> Iterator[tuple[Celery, Infer]]:
     """Return `make_own_app` for the length of the block; no connection of it is left."""
-    own, infer = make_own_app(url, backend=backend)
+    own, infer = make_own_app(url, backend=backend, prefix=prefix)
     try:
         yield own, infer
     finally:
@@ -151,4 +156,4 @@ def running_plain_worker(
 
 
 if BROKER in os.environ:
-    app, _ = make_own_app(os.environ[BROKER])
+    app, _ = make_own_app(os.environ[BROKER], prefix=os.environ.get(PREFIX, ""))

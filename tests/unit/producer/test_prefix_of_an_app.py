@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from celery import Celery, chain, chord, group
 
+from producer.contract.app import make_app
 from producer.contract.errors import ConfigError
 from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings
@@ -123,3 +125,26 @@ def test_a_group_or_chord_that_would_be_waited_for_in_vain_is_refused(
 
     assert [job.get(timeout=5) for job in jobs] == [{"i": 0}, {"i": 1}]
     infer.publisher.close()
+
+
+def test_an_app_under_a_prefix_without_workers_is_told_once(
+    settings: Settings,
+    client: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Looked again at each job, as in an app that sends one a second.
+    monkeypatch.setattr("producer.publisher.FRESH_S", -1.0)
+    client.zadd(Keys(prefix="app1:").models, {"digits": time.time() + 60})
+
+    for prefix in ("app1:", "other:"):
+        fleet = make_app(dataclasses.replace(settings, prefix=prefix))
+        infer = register(fleet)
+        for _ in range(2):
+            infer.delay("digits", INPUTS)
+        infer.publisher.close()
+        fleet.close()
+
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "under FLEET_PREFIX 'other:'" in told[0]
