@@ -26,7 +26,7 @@ def submit(request: HttpRequest) -> JsonResponse:
     try:
         job = infer.delay("digits", {"image": [[json.loads(request.body)["pixels"]]]})
     except FleetError as error:  # OVERLOADED, or a model that nobody serves
-        return JsonResponse({"code": error.code, "detail": str(error)}, status=503)
+        return failed(error)
     return JsonResponse({"answer": f"/digit/{job.id}"}, status=202)
 
 
@@ -36,8 +36,13 @@ def poll(request: HttpRequest, job_id: str) -> JsonResponse:
     if not job.ready():
         return JsonResponse({"state": job.state}, status=202)
     if isinstance(job.result, FleetError):
-        return JsonResponse({"code": job.result.code, "detail": str(job.result)}, status=422)
+        return failed(job.result)
     return JsonResponse({"digit": int(np.argmax(job.result["scores"]))})
+
+
+def failed(error: FleetError) -> JsonResponse:
+    """Say what a job ended with: its code, and what to do about it."""
+    return JsonResponse({"code": error.code, "detail": str(error)}, status=error.http_status)
 
 
 urlpatterns = [path("digit", submit), path("digit/<str:job_id>", poll)]

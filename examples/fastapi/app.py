@@ -14,9 +14,6 @@ from pydantic import BaseModel, Field
 from producer.client import Client
 from producer.contract.errors import FleetError
 
-#: What a caller can do something about; anything else is the service's own fault.
-STATUS = {"BAD_REQUEST": 422, "OVERLOADED": 503, "TIMEOUT": 504}
-
 
 class Picture(BaseModel):
     """A handwritten digit: rows of pixels from 0, paper, to 1, ink."""
@@ -46,4 +43,4 @@ async def digit(picture: Picture, request: Request) -> dict[str, int]:
 async def failed(request: Request, error: FleetError) -> JSONResponse:
     """Answer what a job ended with: its code, and what to do about it."""
     body = {"code": error.code, "detail": str(error)}
-    return JSONResponse(body, status_code=STATUS.get(error.code, 500))
+    return JSONResponse(body, status_code=error.http_status)

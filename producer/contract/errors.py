@@ -14,18 +14,23 @@ class FleetError(Exception):
 
     #: What a program may compare; never changes once released.
     code: ClassVar[str] = "ENGINE_FAILED"
+    #: What a web service answers with: 4xx where other inputs help, 5xx where the caller is not at
+    #: fault, and of these 503 where asking again may help.
+    http_status: ClassVar[int] = 500
 
 
 class BadRequest(FleetError):
     """The job's inputs do not fit the model."""
 
     code = "BAD_REQUEST"
+    http_status = 422
 
 
 class UnknownModel(FleetError):
     """No worker serves a model of this name."""
 
     code = "UNKNOWN_MODEL"
+    http_status = 503
 
 
 class OutOfMemory(FleetError):
@@ -50,24 +55,28 @@ class JobTimeout(FleetError, TimeoutError):
     """The job took longer than its limit, or no reply came in the time the caller gave."""
 
     code = "TIMEOUT"
+    http_status = 504
 
 
 class Expired(FleetError):
     """The job was not started before the time its sender set."""
 
     code = "EXPIRED"
+    http_status = 504
 
 
 class Cancelled(FleetError):
     """The job was cancelled before it started."""
 
     code = "CANCELLED"
+    http_status = 503
 
 
 class Overloaded(FleetError):
     """The queue takes no more jobs at the moment."""
 
     code = "OVERLOADED"
+    http_status = 503
 
 
 class EngineFailed(FleetError):
@@ -86,6 +95,7 @@ class ArrayMissing(FleetError):
     """A large array that the job or its reply refers to is not there any more."""
 
     code = "ARRAY_MISSING"
+    http_status = 503
 
 
 class BadMessage(FleetError):

@@ -1,13 +1,16 @@
-"""examples/django and examples/fastapi: with a function in place of the model, and on a worker."""
+"""The README's Flask app, examples/django and examples/fastapi: with a function in place of the
+model, and the latter two on a worker.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import django
@@ -16,6 +19,7 @@ import pytest
 from django.test import Client as Browser
 from fastapi.testclient import TestClient
 
+from producer.contract import errors
 from producer.testing import answering
 from tests.support.examples import EXAMPLES, imported
 from tests.support.servers import TestServer, free_port
@@ -25,6 +29,7 @@ from workers.demo.digits import held_out
 
 SITE = EXAMPLES / "django" / "digits_site.py"
 SERVICE = EXAMPLES / "fastapi" / "app.py"
+README = ROOT / "README.md"
 
 PICTURE = [[0.0] * 8] * 8
 
@@ -89,6 +94,64 @@ def test_fastapi_awaits_the_answer(
 
     assert answer.status_code == status
     assert answer.json().items() >= says.items()
+
+
+def by_flask(browser: Browser) -> tuple[int, Any]:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    (code,) = (block for block in blocks if "Flask(__name__)" in block)
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(code, names)
+    answer = names["app"].test_client().post("/digit", json={"image": PICTURE})
+    return answer.status_code, answer.json
+
+
+def by_django(browser: Browser) -> tuple[int, Any]:
+    sent = browser.post("/digit", {"pixels": PICTURE}, content_type="application/json")
+    answer = browser.get(sent.json()["answer"]) if sent.status_code == 202 else sent
+    return answer.status_code, answer.json()
+
+
+def by_fastapi(browser: Browser) -> tuple[int, Any]:
+    with TestClient(imported(SERVICE).app) as service:
+        answer = service.post("/digit", json={"pixels": PICTURE})
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("ask", [by_flask, by_django, by_fastapi])
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (ValueError("eight by eight pixels"), 422, "BAD_REQUEST"),
+        (KeyError("image"), 500, "MODEL_CODE_FAILED"),
+        (errors.EngineFailed("the model is broken"), 500, "ENGINE_FAILED"),
+        (errors.Overloaded("Redis is full"), 503, "OVERLOADED"),
+        (errors.Expired("too late"), 504, "EXPIRED"),
+    ],
+)
+def test_what_a_job_ended_with_has_the_same_status_everywhere(
+    browser: Browser,
+    ask: Callable[[Browser], tuple[int, Any]],
+    raised: Exception,
+    status: int,
+    code: str,
+) -> None:
+    def fail(inputs: dict[str, Any]) -> dict[str, Any]:
+        raise raised
+
+    with answering({"digits": fail}):
+        answered, said = ask(browser)
+
+    assert (answered, said["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("ask", [by_flask, by_django, by_fastapi])
+def test_a_picture_has_its_answer_everywhere(
+    browser: Browser, ask: Callable[[Browser], tuple[int, Any]]
+) -> None:
+    with answering({"digits": seven}):
+        answered, said = ask(browser)
+
+    assert (answered, said["digit"]) == (200, 7)
 
 
 @pytest.fixture(scope="module")

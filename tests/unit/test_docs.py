@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from producer.contract import errors
 from tests.support.worker import ROOT
 
 DOCUMENTS = sorted(
@@ -57,3 +58,14 @@ def test_both_readmes_have_the_same_commands() -> None:
 
     assert len(english) > 50
     assert commands_of(ROOT / "README.zh-CN.md") == english
+
+
+def test_the_table_of_statuses_has_every_error_once() -> None:
+    text = (ROOT / "docs" / "for-celery-users.md").read_text()
+    rows = re.findall(r"^\| (\d{3}) \| ([A-Z_, ]+) \|", text, re.M)
+
+    told = [(code, int(status)) for status, codes in rows for code in codes.split(", ")]
+
+    known: list[type[errors.FleetError]] = [errors.FleetError]
+    known += errors.FleetError.__subclasses__()
+    assert sorted(told) == sorted({(error.code, error.http_status) for error in known})
