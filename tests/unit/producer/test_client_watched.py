@@ -120,9 +120,11 @@ def test_code_around_celerys_sees_a_job_too(
     assert sent == [INFER_TASK]
 
 
-def test_of_many_that_are_seen_one_that_is_bad_ends_the_sending(
-    fleet: Client, worker: Worker, seen: list[str]
+@pytest.mark.parametrize("watched", [False, True], ids=["not seen", "seen"])
+def test_of_many_jobs_one_that_is_bad_ends_the_sending(
+    fleet: Client, worker: Worker, watched: bool, request: pytest.FixtureRequest
 ) -> None:
+    seen = request.getfixturevalue("seen") if watched else []
     good, bad = {"i": 1}, {"i": {(1, 2): 3}}
 
     with pytest.raises(BadRequest, match="tuple") as raised:
@@ -130,6 +132,8 @@ def test_of_many_that_are_seen_one_that_is_bad_ends_the_sending(
 
     assert [job.reply(5).outputs for job in raised.value.jobs] == [good, good]  # type: ignore[attr-defined]
     assert len(worker.messages) == 2
+    # Nobody was told of a job that was not sent.
+    assert sum(told.startswith("after") for told in seen) == (2 if watched else 0)
 
 
 def test_many_that_are_seen_take_few_round_trips_and_each_is_of_its_senders_trace(
