@@ -70,7 +70,6 @@ class Inbox:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        _inboxes.add(self)
         #: Jobs that nobody holds any more need no reply.
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
         self._disowned = _Disowned(app.settings.result_ttl_s)
@@ -86,6 +85,9 @@ class Inbox:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fleet-inbox", daemon=True)
                 self._thread.start()
+                # Not before: buckets close their sessions when their finalizers are called, and
+                # what is registered last is called first.
+                atexit.register(self._linger)
 
     def awaited(self, job_id: str) -> Awaited | None:
         """Return the job of this id that waits here."""
@@ -105,10 +107,14 @@ class Inbox:
         if self._thread is None:
             self.results.close()
 
-    def finish(self, within_s: float) -> None:
-        """Wait until what was read is deleted, but no longer than that."""
+    def _linger(self) -> None:
+        """At the end of the process, let the thread delete what it read.
+
+        Jobs are told first, and the last of them may have been what the process waited for; files
+        do not expire.
+        """
         # In a forked child the thread that would let go of it is missing.
-        if self._pid == os.getpid() and self._reading.acquire(timeout=within_s):
+        if self._pid == os.getpid() and self._reading.acquire(timeout=_LINGER_S):
             self._reading.release()
 
     def abandon(self, sender: object) -> None:
@@ -146,6 +152,7 @@ class Inbox:
         finally:
             subscription.close()
             self.results.close()
+            atexit.unregister(self._linger)
             # Of Clients that were closed while a thread of theirs was sending.
             self._abandon(self._waiting())
 
@@ -205,20 +212,6 @@ class Inbox:
                 if read:
                     self.results.forget(read)
         return settled
-
-
-#: All of this process, also those that nobody but their thread holds any more.
-_inboxes: Final[weakref.WeakSet[Inbox]] = weakref.WeakSet()
-
-
-@atexit.register
-def _finish() -> None:
-    """Let the threads delete what they read: jobs are told first, and the last one may have been
-    what the process waited for. Files do not expire.
-    """
-    until_s = time.monotonic() + _LINGER_S
-    for inbox in list(_inboxes):
-        inbox.finish(max(0.0, until_s - time.monotonic()))
 
 
 class _Disowned:
