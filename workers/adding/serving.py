@@ -22,7 +22,7 @@ from producer.contract.live import Words
 from producer.contract.names import Keys, queue_of
 from producer.contract.reach import reach, why_not
 from producer.contract.settings import Settings
-from producer.transport import is_full
+from producer.memory import is_full
 from workers.models import config_words, model_names
 
 #: How long remote control may take to answer, and an engine to be loaded while somebody looks on.
