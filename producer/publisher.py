@@ -19,9 +19,9 @@ from kombu.exceptions import OperationalError
 
 from producer.contract.blobs import Blobs, again, is_file, named_by
 from producer.contract.greeting import HELLO, read_greeting, refuse_cluster
+from producer.contract.memory import INFO_MEMORY, Memory, is_full, overloaded, read_memory, too_full
 from producer.contract.names import Keys
 from producer.contract.settings import CONNECT_TIMEOUT_S, Settings, redacted, redis_client
-from producer.memory import INFO_MEMORY, Memory, is_full, overloaded, read_memory, too_full
 from producer.stand_in import stand_in
 
 logger = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ import redis
 from kombu.transport import redis as kombu_redis
 
 from producer.contract.blobs import Blobs
+from producer.contract.memory import is_full, overloaded
 from producer.contract.names import Keys, is_stream_queue
 from producer.contract.sentinel import MasterConnection, MasterTlsConnection, Sentinels
 from producer.contract.settings import Settings
 from producer.entries import commands_of
 from producer.incoming import fault_of
-from producer.memory import is_full, overloaded
 from producer.purge import purge
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from kombu.exceptions import OperationalError
 from producer.client import Client
 from producer.contract.blobs import Blobs, Named, again
 from producer.contract.errors import BadRequest, Overloaded
+from producer.contract.memory import is_full
 from producer.contract.names import Keys, Priority
 from producer.contract.settings import Settings
-from producer.memory import is_full
 from tests.support.app import fleet_app
 from tests.support.proxy import running_proxy
 from tests.support.servers import TestServer, running_server

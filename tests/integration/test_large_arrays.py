@@ -19,11 +19,11 @@ from kombu.serialization import loads
 from producer.client import Client, Job
 from producer.contract.blobs import Blobs
 from producer.contract.errors import ArrayMissing, Cancelled, Expired, Overloaded, WorkerLost
+from producer.contract.memory import is_full
 from producer.contract.names import Keys, Priority, queue_of
 from producer.contract.settings import Settings
 from producer.contract.wire import CONTENT_TYPE
 from producer.dead import letters
-from producer.memory import is_full
 from producer.requeue import Requeued, requeue
 from tests.support.app import fleet_app, own_app
 from tests.support.engines import Do, batches, starts

@@ -13,9 +13,9 @@ import redis
 from producer.client import Client
 from producer.contract.blobs import Blobs
 from producer.contract.errors import Overloaded
+from producer.contract.memory import is_full
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
-from producer.memory import is_full
 from tests.support.servers import TestServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]

@@ -19,10 +19,10 @@ from producer.contract import live
 from producer.contract.app import make_app
 from producer.contract.errors import ConfigError
 from producer.contract.live import Words
+from producer.contract.memory import is_full
 from producer.contract.names import Keys, queue_of
 from producer.contract.reach import reach, why_not
 from producer.contract.settings import Settings
-from producer.memory import is_full
 from workers.models import config_words, model_names
 
 #: How long remote control may take to answer, and an engine to be loaded while somebody looks on.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from producer.memory import Memory, read_memory, too_full
+from producer.contract.memory import Memory, read_memory, too_full
 
 INFO = (
     b"# Memory\r\nused_memory:1000\r\nused_memory_human:1000B\r\nused_memory_peak:5000\r\n"
