@@ -17,8 +17,9 @@ from producer.contract.errors import Cancelled, JobTimeout, WorkerLost
 from producer.contract.settings import Settings, redis_client
 from tests.support.app import fleet_app
 from tests.support.commands import CELERY, FLEET, run_command
-from tests.support.engines import Do, row
+from tests.support.engines import Do, row, starts
 from tests.support.servers import TestServer
+from tests.support.waiting import wait_until
 from tests.support.worker import Worker, running_worker
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
@@ -57,11 +58,13 @@ def worker(server: TestServer, config: Path, environ: dict[str, str]) -> Iterato
 
 
 def test_everything_works_with_a_prefix_and_touches_no_key_without_it(
-    worker: Worker, environ: dict[str, str]
+    worker: Worker, environ: dict[str, str], log: Path
 ) -> None:
     settings = Settings(broker_url=environ["FLEET_BROKER_URL"], prefix=PREFIX)
     with Client(settings) as client, fleet_app(settings) as (_, infer):
-        slow = client.submit(MODEL, {"x": row(Do.SLEEP, 1.0)})
+        slow = client.submit(MODEL, {"x": row(Do.SLEEP, 2.0, job=1)})
+        # Else it might be of one batch with what is not wanted.
+        wait_until(lambda: starts(log), what="the slow one to run")
         unwanted = client.submit(MODEL, {"x": row()}, priority="low")
         unwanted.cancel()
         answer = infer.delay(MODEL, {"x": row()}).get(timeout=20)

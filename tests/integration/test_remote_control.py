@@ -51,11 +51,11 @@ def infer(app: Celery) -> Infer:
 
 
 @pytest.fixture
-def busy(worker: Worker, infer: Infer) -> Iterator[tuple[str, float]]:
+def busy(inspect: Inspect, infer: Infer) -> Iterator[tuple[str, float]]:
     """Have one batch run; gives its job and when it was sent."""
     sent_unix_s = time.time()
     job = infer.delay(MODEL, {"x": row(Do.SLEEP, BATCH_S)})
-    wait_until(lambda: worker.instances()[0]["running"] == 1, what="the batch to run")
+    wait_active(inspect, job.id)
     yield job.id, sent_unix_s
     job.get(timeout=10)
 
@@ -64,6 +64,14 @@ def busy(worker: Worker, infer: Infer) -> Iterator[tuple[str, float]]:
 def inspect(app: Celery) -> Inspect:
     """Ask the one worker there is; the first answer is enough."""
     return app.control.inspect(destination=[NODE], limit=1, timeout=5)
+
+
+def wait_active(inspect: Inspect, *job_ids: str) -> None:
+    """Wait until these jobs run, and no others: what is sent then is in no batch with them."""
+    wait_until(
+        lambda: {job["id"] for job in (inspect.active() or {}).get(NODE, ())} == {*job_ids},
+        what="the batch to run",
+    )
 
 
 def told(app: Celery, command: str, **arguments: Any) -> dict[str, str]:
@@ -122,11 +130,11 @@ def test_a_job_that_is_answered_stays_what_it_is(app: Celery, infer: Infer) -> N
 
 
 def test_a_job_that_runs_alone_is_terminated_with_its_process(
-    app: Celery, infer: Infer, worker: Worker
+    app: Celery, infer: Infer, inspect: Inspect, worker: Worker
 ) -> None:
     (pid,) = worker.instance_pids()
     job = infer.delay(MODEL, {"x": row(Do.SLEEP, 60)})
-    wait_until(lambda: worker.instances()[0]["running"] == 1, what="the batch to run")
+    wait_active(inspect, job.id)
 
     told(app, "terminate", task_id=job.id, signal="SIGKILL")
 
@@ -138,15 +146,15 @@ def test_a_job_that_runs_alone_is_terminated_with_its_process(
 
 
 def test_a_terminated_job_does_no_harm_to_its_batch_mates(
-    app: Celery, infer: Infer, worker: Worker
+    app: Celery, infer: Infer, inspect: Inspect, worker: Worker
 ) -> None:
     worker.wait_ready()
     (pid,) = worker.instance_pids()
-    before = infer.delay(MODEL, {"x": row(Do.SLEEP, 2.5)})
-    wait_until(lambda: worker.instances()[0]["running"] == 1, what="the batch to run")
+    before = infer.delay(MODEL, {"x": row(Do.SLEEP, 1)})
+    wait_active(inspect, before.id)
     mate = infer.delay(MODEL, {"x": row(Do.SLEEP, 4)})
     stamped = infer.apply_async((MODEL, {"x": row()}), stamped_headers=["tenant"], tenant="seven")
-    wait_until(lambda: worker.instances()[0]["running"] == 2, what="both to run")
+    wait_active(inspect, mate.id, stamped.id)
 
     told(app, "revoke_by_stamped_headers", headers={"tenant": ["seven"]}, terminate=True)
 
@@ -157,8 +165,9 @@ def test_a_terminated_job_does_no_harm_to_its_batch_mates(
     assert worker.instance_pids() == [pid]
 
 
-def test_jobs_that_wait_are_revoked_by_their_stamp(app: Celery, infer: Infer) -> None:
-    before = infer.delay(MODEL, {"x": row(Do.SLEEP, 1)})
+def test_jobs_that_wait_are_revoked_by_their_stamp(
+    app: Celery, infer: Infer, busy: tuple[str, float]
+) -> None:
     eight, nine = (
         infer.apply_async((MODEL, {"x": row()}), stamped_headers=["tenant"], tenant=tenant)
         for tenant in ("eight", "nine")
@@ -169,11 +178,11 @@ def test_jobs_that_wait_are_revoked_by_their_stamp(app: Celery, infer: Infer) ->
     with pytest.raises(Cancelled):
         eight.get(timeout=10)
     assert nine.get(timeout=10)["y"].shape == (1, 3)
-    before.get(timeout=10)
 
 
-def test_a_job_that_waits_is_revoked(app: Celery, infer: Infer, inspect: Inspect) -> None:
-    before = infer.delay(MODEL, {"x": row(Do.SLEEP, 1)})
+def test_a_job_that_waits_is_revoked(
+    app: Celery, infer: Infer, inspect: Inspect, busy: tuple[str, float]
+) -> None:
     job = infer.delay(MODEL, {"x": row()})
 
     answer = told(app, "revoke", task_id=[job.id])
@@ -183,7 +192,6 @@ def test_a_job_that_waits_is_revoked(app: Celery, infer: Infer, inspect: Inspect
         job.get(timeout=10)
     assert job.state == "REVOKED"
     assert job.id in inspect.revoked()[NODE]
-    before.get(timeout=10)
 
 
 def test_a_worker_answers_a_ping(inspect: Inspect) -> None:
