@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,13 @@ from tests.support.app import fleet_app, own_app
 from tests.support.engines import Do, batches, starts
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from tests.support.worker import SCRIPTED, Worker, config_folder, running_worker
+from tests.support.worker import (
+    SCRIPTED,
+    Worker,
+    config_folder,
+    running_worker,
+    standing_still,
+)
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
@@ -177,14 +184,16 @@ def test_a_batch_holds_as_many_megabytes_as_its_model_allows(
 
 
 def test_a_job_whose_array_is_gone_ends_alone_with_an_error_that_says_so(
-    fleet: Client, client: redis.Redis, folder: Path, held: Path
+    fleet: Client, client: redis.Redis, worker: Worker, folder: Path, held: Path
 ) -> None:
     hold_with(fleet, folder, 4)
     before = set(blobs(client))
-    unlucky = fleet.submit(MODEL, row(job=5), priority="low")
-    (gone,) = set(blobs(client)) - before
+    with standing_still(worker):
+        # Else it might be read ahead.
+        unlucky = fleet.submit(MODEL, row(job=5), priority="low")
+        (gone,) = set(blobs(client)) - before
+        client.delete(gone)
     lucky = fleet.submit(MODEL, row(job=6), priority="low")
-    client.delete(gone)
     held.unlink()
 
     with pytest.raises(ArrayMissing, match="FLEET_BLOB_TTL_S"):
@@ -245,12 +254,15 @@ def test_a_task_of_the_apps_own_gets_the_array_itself(
 
 
 def test_a_job_that_is_delayed_finds_its_array_when_it_is_due(
-    server: TestServer, client: redis.Redis
+    server: TestServer, client: redis.Redis, held: Path
 ) -> None:
     with fleet_app(Settings(broker_url=server.url)) as (_, infer):
-        delayed = infer.apply_async((MODEL, row()), countdown=1)
+        sent_s = time.monotonic()
+        delayed = infer.apply_async((MODEL, row(job=14)), countdown=1)
         (waiting,) = blobs(client)
-        assert client.ttl(waiting) >= 7 * 86_400
+        lasts_s = client.pttl(waiting) / 1000 + time.monotonic() - sent_s
+        assert lasts_s >= 7 * 86_400
+        held.unlink()
         assert delayed.get(timeout=30)["y"].nbytes == ROW_BYTES
 
     wait_until(lambda: len(blobs(client)) == 1, what="the reply's array alone to be left")

@@ -20,7 +20,14 @@ from producer.tasks import Infer, register
 from tests.support.engines import Do, row
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from tests.support.worker import ROOT, SCRIPTED, Worker, config_folder, running_worker
+from tests.support.worker import (
+    ROOT,
+    SCRIPTED,
+    Worker,
+    config_folder,
+    running_worker,
+    standing_still,
+)
 
 pytestmark = pytest.mark.redis
 
@@ -152,8 +159,12 @@ def test_a_terminated_job_does_no_harm_to_its_batch_mates(
     (pid,) = worker.instance_pids()
     before = infer.delay(MODEL, {"x": row(Do.SLEEP, 1)})
     wait_active(inspect, before.id)
-    mate = infer.delay(MODEL, {"x": row(Do.SLEEP, 4)})
-    stamped = infer.apply_async((MODEL, {"x": row()}), stamped_headers=["tenant"], tenant="seven")
+    with standing_still(worker):
+        # Neither is claimed without the other.
+        mate = infer.delay(MODEL, {"x": row(Do.SLEEP, 4)})
+        stamped = infer.apply_async(
+            (MODEL, {"x": row()}), stamped_headers=["tenant"], tenant="seven"
+        )
     wait_active(inspect, mate.id, stamped.id)
 
     told(app, "revoke_by_stamped_headers", headers={"tenant": ["seven"]}, terminate=True)

@@ -207,6 +207,19 @@ def running_worker(
         wait_until(lambda: not any(map(alive, children)), what="no orphan", timeout_s=5)
 
 
+@contextlib.contextmanager
+def standing_still(worker: Worker) -> Iterator[None]:
+    """Let the instances of a worker that runs do nothing for the length of the block."""
+    pids = worker.instance_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 def children_of(pid: int) -> list[int]:
     """Return the living children of a process."""
     found = subprocess.run(
