@@ -185,6 +185,7 @@ def test_a_wait_that_is_over_cancels_its_job_and_deletes_its_result(
         with pytest.raises(errors.JobTimeout, match=r"digits.*0\.3 s.*cancelled"):
             await fleet.infer("digits", {"i": 1}, timeout_s=0.3)
         await until(lambda: client.keys(KEYS.cancelled("*")), what="the mark")
+        await until(lambda: worker.messages, what="the job to be read")
         job_id = str(worker.messages[0].headers["id"])
         held.set()
         await until(lambda: client.exists(KEYS.fence(job_id)), what="the fence")
@@ -213,9 +214,9 @@ def test_a_task_that_is_cancelled_cancels_its_job(fleet: Client, client: Any, ho
                 task.cancel()
                 await task
             case "wait_for":
-                await asyncio.wait_for(call, 0.3)
+                await asyncio.wait_for(call, 1)
             case "timeout":
-                async with asyncio.timeout(0.3):
+                async with asyncio.timeout(1):
                     await call
             case "group":
                 async with asyncio.TaskGroup() as group:
@@ -243,6 +244,7 @@ def test_a_job_in_hand_is_not_cancelled_with_the_task_that_awaits_it(
 
     asyncio.run(give_up())
 
+    wait_until(lambda: _idle(fleet), what="whatever was to be sent")
     assert not client.keys(KEYS.cancelled("*"))
     assert not job._on_done
 

@@ -35,16 +35,18 @@ def test_a_new_instance_is_starting_and_has_done_nothing() -> None:
 
 
 def test_times_are_told_as_ages() -> None:
-    status = Status()
+    status, before_s = Status(), time.monotonic()
     status.batch_begins(["stream 1-0"], limit_s=60)
     time.sleep(0.1)
     status.tick_s = time.monotonic() - 2
 
-    line = said(status)
+    line = json.loads(status.line())
+    # A busy machine may have taken its time.
+    at_most_s = time.monotonic() - before_s
 
-    assert line["batch_s"] == pytest.approx(0.1, abs=0.09)
+    assert 0.1 <= line["batch_s"] <= at_most_s + 0.01
     assert line["batch_limit_s"] == 60
-    assert line["silent_s"] == pytest.approx(2, abs=0.5)
+    assert 2 <= line["silent_s"] <= 2 + at_most_s
 
 
 def test_of_several_batches_the_one_that_is_nearest_to_its_limit_is_told() -> None:

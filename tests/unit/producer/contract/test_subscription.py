@@ -42,7 +42,11 @@ def test_what_is_published_is_heard(subscription: Subscription, client: redis.Re
     client.publish("one", "a")
     client.publish("one", "b")
 
-    assert subscription.news(5) == [News(b"one", b"a"), News(b"one", b"b")]
+    # They need not come together.
+    heard: list[News] = []
+    while len(heard) < 2 and (more := subscription.news(5)):
+        heard += more
+    assert heard == [News(b"one", b"a"), News(b"one", b"b")]
     assert subscription.news(0.01) == []
 
 
@@ -58,9 +62,9 @@ def test_a_cut_is_told_and_heard_over(subscription: Subscription, client: redis.
 def test_silence_is_told_from_death(
     subscription: Subscription, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producer.contract.subscription._SILENT_S", 0.3)
-    for _ in range(20):
-        assert subscription.news(0.1) == []
+    monkeypatch.setattr("producer.contract.subscription._SILENT_S", 1)
+    for _ in range(12):
+        assert subscription.news(0.25) == []
 
     proxy.mute()
 
