@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import json
 import math
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +25,9 @@ from producer.contract.names import Keys
 from producer.contract.patience import Patience
 from producer.contract.settings import Settings
 from producer.tasks import Infer
+from tests.support.memory_of_jobs import FEW
 from tests.support.waiting import wait_until
+from tests.support.worker import ROOT
 from tests.unit.producer.conftest import Worker, store_result
 
 pytestmark = pytest.mark.redis
@@ -210,46 +214,22 @@ def test_a_client_that_is_gone_leaves_nothing_in_redis(
 
 
 @pytest.mark.timeout(150)
-def test_ten_thousand_jobs_leave_no_memory_behind(
-    fleet: Client, app: FleetApp, client: Any
-) -> None:
-    def round_trip() -> None:
-        jobs = fleet.submit_many("other", ({"i": i} for i in range(10_000)))
-        for start in range(0, len(jobs), 1000):
-            part = [job.id for job in jobs[start : start + 1000]]
-            for job_id in part:
-                client_pipe.set(KEYS.result(job_id), template, ex=60)
-            client_pipe.publish(KEYS.replies(fleet.id), ",".join(part))
-            client_pipe.execute()
-        assert sum(1 for _ in fleet.as_completed(jobs, timeout_s=30)) == 10_000
+def test_ten_thousand_jobs_leave_no_memory_behind(settings: Settings) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.support.memory_of_jobs"],
+        env={**os.environ, "FLEET_BROKER_URL": settings.broker_url},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
 
-    def blocks() -> int:
-        # The least of a moment: the thread that settled the last job may still be in its look.
-        least = sys.maxsize
-        for _ in range(4):
-            time.sleep(0.2)
-            gc.collect()
-            least = min(least, sys.getallocatedblocks())
-        return least
-
-    template = app.backend.encode({"status": states.SUCCESS, "result": 1, "fleet": {}})
-    client_pipe = client.pipeline(transaction=False)
-    round_trip()
-    wait_until(lambda: not fleet._room.inbox._awaited, what="end of the first round")
-    first = blocks()
-
-    round_trip()
-    round_trip()
-
-    more: list[int] = []
-
-    def as_before() -> bool:
-        left = any(type(each) is Job and each.sender is fleet for each in gc.get_objects())
-        more.append(blocks() - first)
-        return more[-1] < 2000 and not left
-
-    wait_until(as_before, what="memory as before")
-    print(f"{more[-1]:+} blocks of memory after 20,000 jobs")
+    assert ran.returncode == 0, ran.stderr
+    left = json.loads(ran.stdout)
+    print(f"{left['blocks']:+} blocks of memory after 20,000 jobs")
+    assert left["blocks"] < FEW
+    assert left["jobs"] == 0
 
 
 def test_a_job_of_the_parent_is_not_waited_for_in_a_forked_child(
