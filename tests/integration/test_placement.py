@@ -57,6 +57,7 @@ def worker(server: TestServer, log: Path) -> Iterator[Worker]:
         config_folder(models) as config,
         running_worker(server, config, "-Q", "fleet.first", node="placing", instances=2) as running,
     ):
+        running.wait_heard()
         yield running
 
 

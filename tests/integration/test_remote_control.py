@@ -44,6 +44,7 @@ def worker(server: TestServer) -> Iterator[Worker]:
         config_folder({MODEL: {**SCRIPTED, "options": {}}}) as config,
         running_worker(server, config, node="remote") as running,
     ):
+        running.wait_heard()
         yield running
 
 
@@ -291,6 +292,7 @@ def test_the_command_line_says_the_same(worker: Worker, command: list[str], says
 
 def test_shutdown_ends_the_worker_in_good_order(server: TestServer, worker: Worker) -> None:
     with running_worker(server, worker.config, node="leaving") as leaving:
+        leaving.wait_heard()
         with make_app(Settings(broker_url=server.url)) as app:
             app.control.shutdown(destination=["leaving@test"])
 

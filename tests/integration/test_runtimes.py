@@ -35,6 +35,7 @@ def test_replies_commands_and_celery_name_the_runtime_and_why(
         models = json.loads(run_command(*FLEET, "models", "--json", **environ).stdout)
         table = run_command(*FLEET, "models", COLUMNS="200", **environ).stdout
         status = run_command(*FLEET, "status", COLUMNS="200", **environ).stdout
+        worker.wait_heard()
         control = make_app(Settings(broker_url=server.url)).control
         stats = control.inspect([worker.node], timeout=5).stats() or {}
 
@@ -64,11 +65,11 @@ def test_a_worker_without_the_runtime_that_was_asked_for_says_so_and_does_not_an
     toml.write_text(f'runtime = "{runtime}"\n{toml.read_text()}')
 
     with running_worker(server, tmp_path, wait=False) as worker:
-        wait_until(
-            lambda: any(each["state"] == "broken" for each in worker.instances()),
+        # It is tried again later, and says so then.
+        text = wait_until(
+            lambda: [each["text"] for each in worker.instances() if each["state"] == "broken"],
             what="the model to be refused",
-        )
-        text = worker.instances()[0]["text"]
+        )[0]
 
     assert says in text
 

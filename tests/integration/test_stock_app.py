@@ -45,6 +45,7 @@ def worker(server: TestServer, log: Path) -> Iterator[Worker]:
         config_folder({MODEL: {**SCRIPTED, "options": {"log": str(log)}}}) as config,
         running_worker(server, config, node=NODE) as running,
     ):
+        running.wait_heard()
         yield running
 
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 
 import redis
 
+from producer.contract.app import make_app
 from producer.contract.counters import add_counters
 from producer.contract.names import Keys
-from producer.contract.settings import redis_client
+from producer.contract.settings import Settings, redis_client
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 
@@ -118,6 +119,18 @@ class Worker:
             what=f"{count} ready instances of {self.node}\n{self.log()[-3000:]}",
             timeout_s=timeout_s,
         )
+
+    def wait_heard(self) -> None:
+        """Wait until the parent answers remote control; its instances may be ready before."""
+        settings = Settings(
+            broker_url=self.environ["FLEET_BROKER_URL"], prefix=self.environ.get("FLEET_PREFIX", "")
+        )
+        with make_app(settings) as app:
+            wait_until(
+                lambda: app.control.ping(destination=[self.node], limit=1, timeout=1),
+                what=f"an answer of {self.node} to a ping",
+                timeout_s=30,
+            )
 
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """Send a signal and return the exit status."""
