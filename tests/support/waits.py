@@ -31,8 +31,28 @@ COUNTS: Final = {
     "as_completed of results": 100,
 }
 
+#: How often it is looked whether an event loop goes on.
+_TURN_S: Final = 0.01
+
 #: A model that nobody serves.
 _MODEL: Final = "nobody"
+
+
+class _Pace(threading.Thread):
+    """Counts its turns, as many in a second as the machine lets a thread of this process have."""
+
+    def __init__(self) -> None:
+        super().__init__(name="pace", daemon=True)
+        self.turns = 0
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stopping.wait(_TURN_S):
+            self.turns += 1
 
 
 class Wait(threading.Thread):
@@ -46,7 +66,7 @@ class Wait(threading.Thread):
         self.app = make_app(settings)
         self.got: list[Any] = []
         self.error: BaseException | None = None
-        #: The longest time that the event loop of an `await` stood still.
+        #: The longest time that the event loop of an `await` stood still while others went on.
         self.lag_s = 0.0
         self._jobs: list[Any] = []
         if way in ("reply", "await", "as_completed"):
@@ -85,17 +105,22 @@ class Wait(threading.Thread):
                 return [job.reply(0).outputs["i"] for job in done]
 
     async def _await(self) -> list[int]:
-        watch = asyncio.create_task(self._watch_lag())
-        async with asyncio.timeout(self._timeout_s):
-            replies = await asyncio.gather(*self._jobs)
-        watch.cancel()
+        pace = _Pace()
+        pace.start()
+        try:
+            watch = asyncio.create_task(self._watch_lag(pace))
+            async with asyncio.timeout(self._timeout_s):
+                replies = await asyncio.gather(*self._jobs)
+            watch.cancel()
+        finally:
+            pace.stop()
         return [reply.outputs["i"] for reply in replies]
 
-    async def _watch_lag(self) -> None:
+    async def _watch_lag(self, pace: _Pace) -> None:
         while True:
-            before_s = time.monotonic()
-            await asyncio.sleep(0.01)
-            self.lag_s = max(self.lag_s, time.monotonic() - before_s - 0.01)
+            before = pace.turns
+            await asyncio.sleep(_TURN_S)
+            self.lag_s = max(self.lag_s, (pace.turns - before - 1) * _TURN_S)
 
 
 @contextlib.contextmanager
