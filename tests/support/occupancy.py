@@ -23,15 +23,17 @@ class Stay:
     instance: str
     #: As the process itself wrote it.
     began_unix_s: float
-    #: When the kernel was seen not to know it any more; None while it lives.
-    ended_unix_s: float | None = None
+    #: Until when it has been seen to live.
+    lived_unix_s: float = 0.0
+    ended: bool = False
 
 
 class Occupancy:
     """Follows the log of `tests.support.engines` for the length of the block.
 
-    A process is on its instance from its own first line until it is gone: that is looked for many
-    times a second, so that also one that is killed has an end.
+    A process is on its instance from its own first line until it is gone: whether it lives is
+    looked at many times a second, so that also one that is killed has an end. It lived until the
+    last look that saw it: where this machine stands still, the look that misses it comes too late.
     """
 
     def __init__(self, log: Path) -> None:
@@ -60,10 +62,11 @@ class Occupancy:
             stays = [stay for stay in self.stays if stay.instance == instance]
             stays.sort(key=lambda stay: stay.began_unix_s)
             for i, later in enumerate(stays):
-                for earlier in stays[:i]:
-                    end_unix_s = earlier.ended_unix_s
-                    if end_unix_s is None or end_unix_s > later.began_unix_s:
-                        found.append((earlier, later))
+                found += [
+                    (earlier, later)
+                    for earlier in stays[:i]
+                    if earlier.lived_unix_s > later.began_unix_s
+                ]
         return found
 
     def instances(self) -> set[str]:
@@ -72,11 +75,13 @@ class Occupancy:
 
     def _watch(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY_S):
-            for stay in self.stays:
-                if stay.ended_unix_s is None and not alive(stay.pid):
-                    stay.ended_unix_s = time.time()
             known = {stay.pid for stay in self.stays}
-            self.stays += [stay for stay in self._new() if stay.pid not in known]
+            new = [stay for stay in self._new() if stay.pid not in known]
+            for stay in (*self.stays, *new):
+                at_unix_s = time.time()
+                stay.ended = stay.ended or not alive(stay.pid)
+                stay.lived_unix_s = stay.lived_unix_s if stay.ended else at_unix_s
+            self.stays += new
 
     def _new(self) -> Iterator[Stay]:
         text = self._log.read_text() if self._log.exists() else ""

@@ -50,7 +50,23 @@ def test_one_that_begins_after_the_other_was_killed_is_none(
         wait_until(lambda: occupancy.stays, what="the first to be seen")
         one.kill()
         one.wait()
-        wait_until(lambda: occupancy.stays[0].ended_unix_s, what="its end to be seen")
+        wait_until(lambda: occupancy.stays[0].ended, what="its end to be seen")
+        begins(log, two.pid, "CPU/0")
+        wait_until(lambda: len(occupancy.stays) == 2, what="both to be seen")
+
+    assert occupancy.overlaps() == []
+
+
+def test_an_end_that_is_seen_late_is_no_overlap(
+    processes: list[subprocess.Popen[bytes]], log: Path
+) -> None:
+    one, two = processes
+    with Occupancy(log) as occupancy:
+        begins(log, one.pid, "CPU/0")
+        wait_until(lambda: occupancy.stays, what="the first to be seen")
+        # Both between two looks.
+        one.kill()
+        one.wait()
         begins(log, two.pid, "CPU/0")
         wait_until(lambda: len(occupancy.stays) == 2, what="both to be seen")
 
