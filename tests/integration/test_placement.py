@@ -31,7 +31,7 @@ pytestmark = pytest.mark.redis
 NODE: Final = "placing@test"
 KEYS: Final = Keys()
 LOAD_S: Final = 0.5
-JOBS: Final = 20
+JOBS: Final = 30
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,8 @@ def wait_loaded(app: Celery, models: set[str]) -> None:
     inspect = app.control.inspect(destination=[NODE], limit=1, timeout=5)
 
     def loaded() -> bool:
-        instances = (inspect.stats() or {})[NODE]["pool"]["instances"]
+        told = (inspect.stats() or {}).get(NODE)
+        instances = told["pool"]["instances"] if told else ()
         return [(each["state"], set(each["models"])) for each in instances] == [
             ("ready", models)
         ] * 2
