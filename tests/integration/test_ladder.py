@@ -139,8 +139,8 @@ def test_one_job_that_never_fits_and_one_that_is_not_finite_in_fp16_end_alone(
     rows[5], rows[20], rows[40] = Row.NAN_IN_FP16, Row.NEVER_FITS, Row.INFINITE_IN_FP16
     with config_folder({MODEL: tight(log)}) as config:
         jobs = submit(fleet, rows)
-        began_s = time.monotonic()
         with running_worker(server, config) as worker:
+            began_s = time.monotonic()
             with pytest.raises(OutOfMemory, match="one row does not fit in memory in any"):
                 jobs[20].reply(timeout_s=30)
             others = [job for job in jobs if job is not jobs[20]]

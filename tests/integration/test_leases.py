@@ -266,7 +266,7 @@ def test_leases_that_the_server_lost_are_written_again(client: redis.Redis) -> N
 def test_nothing_is_taken_soon_after_the_server_was_out_of_reach(
     client: redis.Redis, server: TestServer
 ) -> None:
-    impatient = redis.Redis(port=server.port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
+    impatient = redis.Redis(port=server.port, socket_timeout=1, retry=Retry(NoBackoff(), 0))
     with impatient:
         tenant = Tenant(impatient, "w1", age=1, instances=FOUR, ttl_s=TTL_S, wanted=1)
         tenant.turn()

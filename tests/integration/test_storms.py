@@ -33,8 +33,11 @@ def test_a_results_server_that_is_away_costs_no_second_run(
 ) -> None:
     with running_server() as results:
         environ = {"FLEET_RESULT_URL": results.url}
-        app = Client(Settings(broker_url=server.url, result_url=results.url))
-        with running_worker(server, config, environ=environ) as worker:
+        settings = Settings(broker_url=server.url, result_url=results.url)
+        with (
+            Client(settings) as app,
+            running_worker(server, config, environ=environ) as worker,
+        ):
             app.submit(MODEL, {"x": row(job=1)}).reply(20)
             job = app.submit(MODEL, {"x": row(Do.SLEEP, 1, job=2)})
             wait_until(lambda: starts(log).get(2), what="the start")
