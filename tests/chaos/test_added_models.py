@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 
 def told(broker: TestServer, worker: Worker, command: str) -> dict[str, str]:
+    worker.wait_heard()
     with make_app(Settings(broker_url=broker.url)) as app:
         (reply,) = app.control.broadcast(
             command,
