@@ -208,12 +208,11 @@ def _instance_rows(fleet: fleet_status.Fleet) -> Iterator[tuple[str, ...]]:
             state = worker.get("waiting") or worker.get("state", "")
             yield (worker["node"], "", str(worker["pid"]), state, "", "", "")
         for instance in worker.get("instances", ()):
-            text = instance.get("text", "")
             yield (
                 worker["node"],
                 _short(instance),
                 str(instance["pid"]),
-                f"{instance['state']}: {text}" if text else instance["state"],
+                fleet_status.state_of(instance),
                 f"{instance.get('for_s', 0):.0f} s",
                 str(instance.get("loads", 0)),
                 ", ".join(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import redis
 
@@ -14,6 +15,9 @@ from producer.contract import live, queues
 from producer.contract.counters import add_counters
 from producer.contract.live import Words
 from producer.contract.names import Keys, queue_of
+
+#: Of a batch that runs for longer the state of its instance tells: it looks like idleness.
+_LONG_BATCH_S: Final = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +59,12 @@ def read(client: redis.Redis, keys: Keys, *, now_unix_s: float) -> Fleet:
         workers=live.workers(client, keys, now_unix_s=now_unix_s),
         queued={model: held[queue].queued for queue, model in models.items()},
     )
+
+
+def state_of(instance: Words) -> str:
+    """Return an instance's state with what explains it."""
+    state, why = str(instance["state"]), str(instance.get("text", ""))
+    batch_s = float(instance.get("batch_s", 0.0))
+    if not why and batch_s >= _LONG_BATCH_S:
+        why = f"runs a batch of {instance.get('batch_model', '')} for {batch_s:.0f} s now"
+    return f"{state}: {why}" if why else state

@@ -65,6 +65,7 @@ class Lap:
 
     #: The stream and entry id of each of its jobs.
     places: tuple[str, ...]
+    model: str
     limit_s: float
     #: Monotonic clock; moved by as long as the lap's own stood still.
     began_s: float = dataclasses.field(default_factory=time.monotonic)
@@ -107,9 +108,9 @@ class Status:
     def tick(self) -> None:
         self.tick_s = time.monotonic()
 
-    def batch_begins(self, places: Sequence[str], *, limit_s: float) -> Lap:
+    def batch_begins(self, places: Sequence[str], *, model: str, limit_s: float) -> Lap:
         """Note that jobs run; ``places``: the stream and entry id of each."""
-        lap = Lap(places=tuple(places), limit_s=limit_s)
+        lap = Lap(places=tuple(places), model=model, limit_s=limit_s)
         self._laps = (*self._laps, lap)
         return lap
 
@@ -156,6 +157,7 @@ class Status:
             # Of the batch that is nearest to its limit, where several run.
             "batch_s": round(lap.ran_s(now_s), 2) if lap else 0.0,
             "batch_limit_s": lap.limit_s if lap else 0.0,
+            "batch_model": lap.model if lap else "",
             # The stream and entry id of a job that has no batch-mates.
             "alone": lap.places[0] if lap and len(lap.places) == 1 else "",
             "models": dict(self.models),

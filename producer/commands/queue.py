@@ -50,7 +50,7 @@ def queue(*, as_json: bool, every_s: float | None) -> None:
       dead        will not be tried again: see `fleet dead list`
       oldest      how long ago the oldest of the waiting was sent
       rate        jobs answered a second, over the last ten seconds
-      served by   instances that are ready to run them, and workers; or why none is
+      served by   instances ready to run them, and workers; or why none is
 
     Listed are the models that workers served within the last day, and every queue that holds
     anything, also one that nobody serves: its jobs wait for a worker that has the model.

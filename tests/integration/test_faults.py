@@ -279,7 +279,7 @@ def test_a_hung_batch_is_ended_and_its_job_fails_in_the_end(
         hung = fleet.submit(MODEL, {"x": row(Do.SLEEP, 60, job=1)})
         code = code_of(hung, 40)
         after = fleet.submit(MODEL, {"x": row(job=2)}).reply(20)
-        assert "its batch ran for more than 1 s" in worker.log()
+        assert "its batch of scripted ran for more than 1 s" in worker.log()
 
     assert code == "TIMEOUT"
     assert starts(log)[1] == 1

@@ -99,7 +99,7 @@ class Underway:
         """Hold a batch to its time limit from now on."""
         places = [job.entry.place for job in begun.runs]
         limit_s = begun.limit_s(self._loading.time_limit_s(batch.model))
-        return self._status.batch_begins(places, limit_s=limit_s)
+        return self._status.batch_begins(places, model=batch.model, limit_s=limit_s)
 
     # -- the way of one batch
 

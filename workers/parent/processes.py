@@ -350,7 +350,7 @@ def why_too_long(said: Mapping[str, Any]) -> str:
     limit_s = said.get("batch_limit_s", 0.0)
     if not said or said["batch_s"] <= limit_s:
         return ""
-    return f"its batch ran for more than {limit_s:g} s"
+    return f"its batch of {said['batch_model']} ran for more than {limit_s:g} s"
 
 
 def why_hung(

@@ -94,6 +94,7 @@ def report(slot: Slot) -> dict[str, Any]:
         "loads": slot.loads + int(said.get("loads", 0)),
         "running": int(said.get("running", 0)),
         "batch_s": float(said.get("batch_s", 0.0)),
+        "batch_model": str(said.get("batch_model", "")),
         "models": said.get("models", {}),
         "counters": counters,
     }

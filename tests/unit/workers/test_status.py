@@ -36,7 +36,7 @@ def test_a_new_instance_is_starting_and_has_done_nothing() -> None:
 
 def test_times_are_told_as_ages() -> None:
     status, before_s = Status(), time.monotonic()
-    status.batch_begins(["stream 1-0"], limit_s=60)
+    status.batch_begins(["stream 1-0"], model="digits", limit_s=60)
     time.sleep(0.1)
     status.tick_s = time.monotonic() - 2
 
@@ -51,11 +51,12 @@ def test_times_are_told_as_ages() -> None:
 
 def test_of_several_batches_the_one_that_is_nearest_to_its_limit_is_told() -> None:
     status = Status()
-    status.batch_begins(["stream 1-0", "stream 2-0"], limit_s=60)
-    near = status.batch_begins(["stream 3-0"], limit_s=5)
+    status.batch_begins(["stream 1-0", "stream 2-0"], model="digits", limit_s=60)
+    near = status.batch_begins(["stream 3-0"], model="mlp", limit_s=5)
 
     line = said(status)
     assert (line["running"], line["batch_limit_s"], line["alone"]) == (3, 5, "stream 3-0")
+    assert line["batch_model"] == "mlp"
 
     status.batch_ends(near)
     line = said(status)
@@ -63,7 +64,7 @@ def test_of_several_batches_the_one_that_is_nearest_to_its_limit_is_told() -> No
 
 
 def test_the_clock_of_a_batch_stands_while_it_waits_for_another() -> None:
-    lap = Lap(places=("stream 1-0",), limit_s=5, began_s=time.monotonic() - 3)
+    lap = Lap(places=("stream 1-0",), model="digits", limit_s=5, began_s=time.monotonic() - 3)
     lap.stop()
     assert lap.ran_s(time.monotonic() + 100) == pytest.approx(3, abs=0.5)
 
