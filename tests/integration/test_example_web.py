@@ -96,12 +96,22 @@ def test_fastapi_awaits_the_answer(
     assert answer.json().items() >= says.items()
 
 
-def by_flask(browser: Browser) -> tuple[int, Any]:
+def flask_code() -> str:
+    """Return the README's app."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
     (code,) = (block for block in blocks if "Flask(__name__)" in block)
+    return str(code)
+
+
+def flask_app() -> Any:
+    """Return a test client of the README's app."""
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(code, names)
-    answer = names["app"].test_client().post("/digit", json={"image": PICTURE})
+    exec(flask_code(), names)
+    return names["app"].test_client()
+
+
+def by_flask(browser: Browser) -> tuple[int, Any]:
+    answer = flask_app().post("/digit", json={"image": PICTURE})
     return answer.status_code, answer.json
 
 
@@ -142,6 +152,32 @@ def test_what_a_job_ended_with_has_the_same_status_everywhere(
         answered, said = ask(browser)
 
     assert (answered, said["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("sent", [{}, {"image": [[0]]}, {"image": [[0], [0, 0]]}, {"image": "x"}])
+def test_the_readmes_app_says_what_an_image_is(sent: dict[str, Any]) -> None:
+    answer = flask_app().post("/digit", json=sent)
+
+    assert (answer.status_code, answer.json) == (
+        422,
+        {"error": "image must be 8 rows of 8 numbers"},
+    )
+
+
+def test_the_readmes_app_answers_where_there_is_no_redis() -> None:
+    ask = f"\nprint(app.test_client().post('/digit', json={{'image': {PICTURE}}}).status_code)"
+
+    asked = subprocess.run(
+        [sys.executable, "-c", flask_code() + ask],
+        cwd=ROOT,
+        env={**os.environ, "FLEET_BROKER_URL": "redis://127.0.0.1:1/0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (asked.stdout, asked.returncode) == ("503\n", 0), asked.stderr
 
 
 @pytest.mark.parametrize("ask", [by_flask, by_django, by_fastapi])
