@@ -74,6 +74,7 @@ def test_every_new_process_loads_once_and_the_others_go_on(
     took_s: dict[str, float] = {}
     with running_worker(broker, config, "--autoscale", "4,2", instances=4, wait=False) as worker:
         worker.wait_ready(2)
+        worker.wait_heard()
         for _ in range(4):
             load.send()
         assert len(loads(log)) == 2

@@ -75,6 +75,7 @@ def test_remote_control_changes_the_number_of_instances(
         config_folder({MODEL: slow(log)}) as config,
         running_worker(server, config, instances=3) as worker,
     ):
+        worker.wait_heard()
         # Named, so that nobody waits for what others might answer.
         asked = {"destination": [worker.node], "reply": True, "timeout": 5}
         control.pool_shrink(2, **asked)

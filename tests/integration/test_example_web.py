@@ -22,7 +22,8 @@ from fastapi.testclient import TestClient
 from producer.contract import errors
 from producer.testing import answering
 from tests.support.examples import EXAMPLES, imported
-from tests.support.servers import TestServer, free_port
+from tests.support.ports import kept_port
+from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT, running_worker
 from workers.demo.digits import held_out
@@ -203,19 +204,22 @@ def fleet_url(server: TestServer) -> Iterator[str]:
 @pytest.fixture
 def site(fleet_url: str) -> Iterator[str]:
     """Run the Django site as its README says; return its address."""
-    address = f"127.0.0.1:{free_port()}"
-    process = subprocess.Popen(
-        [sys.executable, str(SITE), "runserver", "--noreload", address],
-        env={**os.environ, "FLEET_BROKER_URL": fleet_url, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_until(lambda: _is_up(f"http://{address}/digit/none"), what="the site", timeout_s=30)
-        yield f"http://{address}"
-    finally:
-        process.kill()
-        process.wait(timeout=10)
+    with kept_port() as port:
+        address = f"127.0.0.1:{port}"
+        process = subprocess.Popen(
+            [sys.executable, str(SITE), "runserver", "--noreload", address],
+            env={**os.environ, "FLEET_BROKER_URL": fleet_url, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(
+                lambda: _is_up(f"http://{address}/digit/none"), what="the site", timeout_s=30
+            )
+            yield f"http://{address}"
+        finally:
+            process.kill()
+            process.wait(timeout=10)
 
 
 def test_the_django_site_answers_from_a_worker(site: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from producer.contract.errors import ConfigError
 from producer.contract.local_broker import local_broker_url
 from tests.support.flower import Flower, get, running_flower, send
+from tests.support.ports import kept_port
 from tests.support.servers import TestServer
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT, SCRIPTED, children_of, config_folder
@@ -61,9 +62,10 @@ def test_a_password_that_closes_nothing_is_refused(text: str) -> None:
 def test_flower_does_not_start_with_a_password_that_is_refused(
     server: TestServer, tmp_path: Path
 ) -> None:
-    flower = Flower(server.url, tmp_path, FLOWER_BASIC_AUTH="näme:word")
+    with kept_port() as port:
+        flower = Flower(server.url, tmp_path, port, FLOWER_BASIC_AUTH="näme:word")
 
-    assert flower.process.wait(timeout=20) == 2
+        assert flower.process.wait(timeout=20) == 2
     assert "FLOWER_BASIC_AUTH must be user:password" in flower.said
     assert "Traceback" not in flower.said
     assert "näme:word" not in flower.said

@@ -50,6 +50,7 @@ def worker(server: TestServer, folder: Path) -> Iterator[Worker]:
         config_folder({MODEL: {**model, "options": options}}) as config,
         running_worker(server, config, node="behind") as running,
     ):
+        running.wait_heard()
         yield running
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import kept_port
 from tests.support.waiting import wait_until
 from tests.support.worker import ROOT
-from workers.up.address import free_port
 
 Json = Any
 
@@ -26,8 +26,8 @@ LOGIN = "someone:a-password"
 class Flower:
     """One Flower process, started as docs/flower.md says."""
 
-    def __init__(self, url: str, folder: Path, *options: str, **environ: str) -> None:
-        self.port, self._log = free_port(), folder / "flower.log"
+    def __init__(self, url: str, folder: Path, port: int, *options: str, **environ: str) -> None:
+        self.port, self._log = port, folder / "flower.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
@@ -100,10 +100,11 @@ def answers(port: int) -> bool:
 
 @contextlib.contextmanager
 def running_flower(url: str, folder: Path, *options: str, **environ: str) -> Iterator[Flower]:
-    started = Flower(url, folder, *options, **environ)
-    try:
-        started.wait_answers()
-        yield started
-    finally:
-        started.process.kill()
-        started.process.wait(timeout=10)
+    with kept_port() as port:
+        started = Flower(url, folder, port, *options, **environ)
+        try:
+            started.wait_answers()
+            yield started
+        finally:
+            started.process.kill()
+            started.process.wait(timeout=10)

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -146,10 +145,3 @@ def running_server(*options: str, binary: Path | None = None) -> Iterator[TestSe
             yield server
         finally:
             server.kill()
-
-
-def free_port() -> int:
-    """Return a port that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -114,11 +114,14 @@ class Worker:
 
     def wait_ready(self, count: int = 1, timeout_s: float = 30.0) -> None:
         """Wait until ``count`` instances are ready."""
-        wait_until(
-            lambda: self._alive() and len(self.ready_pids()) >= count,
-            what=f"{count} ready instances of {self.node}\n{self.log()[-3000:]}",
-            timeout_s=timeout_s,
-        )
+        try:
+            wait_until(
+                lambda: self._alive() and len(self.ready_pids()) >= count,
+                what=f"{count} ready instances of {self.node}",
+                timeout_s=timeout_s,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log()[-3000:]}") from None
 
     def wait_heard(self) -> None:
         """Wait until the parent answers remote control; its instances may be ready before."""
