@@ -88,10 +88,12 @@ class Subscription:
                 return []
             self._pubsub = self._client.pubsub()
         if not self._asked:
-            self._pubsub.subscribe(*self._channels)
-            self._asked, self._unconfirmed = True, set(self._channels)
+            # Before anything is sent: an attempt that fails must not pass for the good connection
+            # before it, after which the first attempt comes at once.
+            self._unconfirmed, self._pinged = set(self._channels), False
             self._begun_s = self._heard_s = time.monotonic()
-            self._pinged = False
+            self._pubsub.subscribe(*self._channels)
+            self._asked = True
         waited_for = bool(self._unconfirmed)
         messages = self._messages(timeout_s)
         self._note_silence(broken=bool(messages))

@@ -71,9 +71,12 @@ def test_silence_is_told_from_death(
     until_begun(subscription)
 
 
-def test_nothing_is_heard_while_nobody_answers(
-    subscription: Subscription, proxy: Proxy, client: redis.Redis
+@pytest.mark.parametrize("lasted_s", [0, 1.2])
+def test_nothing_is_heard_while_nobody_answers_and_few_are_asked(
+    subscription: Subscription, proxy: Proxy, client: redis.Redis, lasted_s: float
 ) -> None:
+    """However good the connection was that ended, what comes after it is tried with pauses."""
+    assert subscription.news(lasted_s) == []
     proxy.refusing = True
     client.client_kill_filter(_type="pubsub")
     began_s, turns = time.monotonic(), 0
