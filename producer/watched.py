@@ -9,7 +9,7 @@ is packed, in the context of who sends it.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport import virtual
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from producer.envelope import Submission
     from producer.tasks import Infer
 
-#: The messages of the job that is being packed, with the queues they are for.
-_PUBLISHED: Final[contextvars.ContextVar[list[tuple[str, dict[str, Any]]]]] = (
-    contextvars.ContextVar("published")
+#: Takes in each message of the job that is being packed, with the queue it is for.
+_TAKE: Final[contextvars.ContextVar[Callable[[str, dict[str, Any]], None]]] = (
+    contextvars.ContextVar("take")
 )
 
 
@@ -41,30 +41,32 @@ class CelerysWay:
 
         Raises what ``infer.apply_async`` raises.
         """
-        published: list[tuple[str, dict[str, Any]]] = []
-        token = _PUBLISHED.set(published)
+        blobs, limit_bytes = self._infer.publisher.blobs, self._infer.fleet.settings.max_body_bytes
+        commands: list[Sequence[Any]] = []
+
+        def take(queue: str, message: dict[str, Any]) -> None:
+            # In the middle of publishing: nobody is told that a job was sent which is refused.
+            found, _ = commands_of(queue, message, blobs=blobs, max_body_bytes=limit_bytes)
+            commands.extend(found)
+
+        token = _TAKE.set(take)
         try:
             expires = {} if job.expires_s is None else {"expires": job.expires_s}
             # What is only kept for a moment is not tried again.
             self._infer.hand_on(job, {**expires, "producer": self._producer, "retry": False})
         finally:
-            _PUBLISHED.reset(token)
-        blobs, limit_bytes = self._infer.publisher.blobs, self._infer.fleet.settings.max_body_bytes
-        return [
-            command
-            for queue, message in published
-            for command in commands_of(queue, message, blobs=blobs, max_body_bytes=limit_bytes)[0]
-        ]
+            _TAKE.reset(token)
+        return commands
 
 
 class _Channel(virtual.Channel):
-    """Keeps what is published for whoever has it published."""
+    """Hands what is published to whoever has it published."""
 
     #: Bytes stay bytes.
     body_encoding = None
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
-        _PUBLISHED.get().append((queue, message))
+        _TAKE.get()(queue, message)
 
     def _size(self, queue: str) -> int:
         return 0

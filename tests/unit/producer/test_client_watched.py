@@ -136,6 +136,17 @@ def test_of_many_jobs_one_that_is_bad_ends_the_sending(
     assert sum(told.startswith("after") for told in seen) == (2 if watched else 0)
 
 
+def test_of_a_job_that_is_too_large_nobody_is_told_that_it_was_sent(
+    settings: Settings, seen: list[str]
+) -> None:
+    small = dataclasses.replace(settings, max_body_bytes=1000)
+
+    with Client(small) as fleet, pytest.raises(BadRequest, match="FLEET_MAX_BODY_BYTES"):
+        fleet.submit("digits", {"image": np.ones((1, 1000), np.float32)})
+
+    assert seen == [f"before {INFER_TASK} none"]
+
+
 def test_many_that_are_seen_take_few_round_trips_and_each_is_of_its_senders_trace(
     fleet: Client, worker: Worker, client: Any, seen: list[str]
 ) -> None:
