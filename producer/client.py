@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from itertools import repeat
 from typing import Any
 
 from celery.result import AsyncResult
 
+from producer.asking import Asking
 from producer.collecting import Strangers, as_completed
 from producer.contract.cancel import cancel_command
 from producer.contract.errors import JobTimeout
 from producer.contract.names import Priority
 from producer.contract.patience import Patience
 from producer.contract.settings import Settings
-from producer.contract.standing import standing
 from producer.job import Job
 from producer.mailroom import Mailroom, mailroom
 from producer.outbox import Outgoing
@@ -135,9 +136,11 @@ class Client:
         publisher = self._room.publisher
         publisher.send(cancel_command(publisher.keys, [job_id]))
 
-    def standing(self) -> str:
+    def standing(self) -> Future[str]:
         """Return what keeps jobs waiting, as workers say; asked when a wait is over."""
-        return "" if stand_in() is not None else standing(self._settings)
+        room = self._mailroom
+        # It may have been closed by now: whoever waited in vain is told all the same.
+        return (Asking(self._settings) if room is None else room.asking).standing()
 
     def as_completed(
         self, jobs: Iterable[Job | AsyncResult | str], timeout_s: float | None = None
@@ -151,7 +154,7 @@ class Client:
         results = self._room.inbox.results if here is None else here.results
         strangers = Strangers(results, lambda job_id: Job(job_id, self))
         patience = Patience(timeout_s, self.reply_timeout_s)
-        yield from as_completed(jobs, strangers, patience, self.standing)
+        yield from as_completed(jobs, strangers, patience, lambda: self.standing().result())
 
     @property
     def _room(self) -> Mailroom:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from producer.contract.errors import JobTimeout
@@ -28,7 +29,7 @@ class Sender(Protocol):
 
     def cancel(self, job_id: str) -> None: ...
 
-    def standing(self) -> str:
+    def standing(self) -> Future[str]:
         """What keeps jobs waiting, as workers say."""
         ...
 
@@ -68,7 +69,9 @@ class Job:
             arrived = threading.Event()
             with self._telling(lambda _: arrived.set()):
                 arrived.wait(min(patience.left_s, threading.TIMEOUT_MAX))
-        self._standing = self.sender.standing() if self._is_unexplained(patience) else ""
+        self._standing = ""
+        if self._is_unexplained(patience):
+            self._standing = self.sender.standing().result()
         return self._result(patience)
 
     async def reply_within(self, patience: Patience) -> Reply:
@@ -87,7 +90,7 @@ class Job:
                     await arrived
         self._standing = ""
         if self._is_unexplained(patience):
-            self._standing = await asyncio.to_thread(self.sender.standing)
+            self._standing = await asyncio.wrap_future(self.sender.standing())
         return self._result(patience)
 
     def __await__(self) -> Generator[Any, None, Reply]:

@@ -11,6 +11,7 @@ import uuid
 import weakref
 from typing import Final
 
+from producer.asking import Asking
 from producer.contract.app import make_app
 from producer.contract.settings import Settings
 from producer.inbox import Inbox
@@ -31,6 +32,7 @@ class Mailroom:
         self.sending = Sending(infer, inbox_id)
         self.inbox = Inbox(app, inbox_id)
         self.outbox = Outbox(self.sending, self.inbox, self.publisher)
+        self.asking = Asking(settings)
         weakref.finalize(self, _let_go, os.getpid(), self.inbox, self.outbox, self.publisher)
 
 
