@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,11 @@ from workers.telemetry.flower_access import Access
 pytest.importorskip("flower")
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(90)]
+
+
+needs_the_folder = pytest.mark.skipif(
+    local_broker_url() is not None, reason="`fleet up` runs in this folder"
+)
 
 
 def is_flower(pid: int) -> bool:
@@ -71,33 +78,64 @@ def test_flower_does_not_start_with_a_password_that_is_refused(
     assert "näme:word" not in flower.said
 
 
-@pytest.mark.skipif(local_broker_url() is not None, reason="`fleet up` runs in this folder")
+@contextlib.contextmanager
+def running_up(url: str, config: Path, said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `fleet up --flower` with one instance; it ends with the block, if not before."""
+    environ = {"FLEET_BROKER_URL": url, "FLEET_CONFIG": str(config), "FLEET_INSTANCES": "1"}
+    with said.open("wb") as log:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "producer.cli", "up", "--flower"],
+            cwd=ROOT,
+            env={**os.environ, **environ, "PYTHONWARNINGS": "ignore"},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield up
+    finally:
+        up.terminate()
+        up.wait(timeout=30)
+
+
+@needs_the_folder
 def test_fleet_up_prints_address_and_password_and_goes_on_without_it(
     server: TestServer, tmp_path: Path
 ) -> None:
     """With a configuration folder that has no flowerconfig.py."""
     said = tmp_path / "up.log"
-    with config_folder({"scripted": SCRIPTED}) as config, said.open("wb") as log:
-        environ = {"FLEET_BROKER_URL": server.url, "FLEET_CONFIG": str(config)}
-        up = subprocess.Popen(
-            [sys.executable, "-m", "producer.cli", "up", "--flower"],
-            cwd=ROOT,
-            env={**os.environ, **environ, "FLEET_INSTANCES": "1", "PYTHONWARNINGS": "ignore"},
-            stdout=log,
-            stderr=log,
+    with (
+        config_folder({"scripted": SCRIPTED}) as config,
+        running_up(server.url, config, said) as up,
+    ):
+        (port, password), *_ = wait_until(
+            lambda: re.findall(r":(\d+)  user fleet, password (\S+) ", said.read_text()),
+            what="the line about Flower",
+            timeout_s=40,
         )
-        try:
-            (port, password), *_ = wait_until(
-                lambda: re.findall(r":(\d+)  user fleet, password (\S+) ", said.read_text()),
-                what="the line about Flower",
-                timeout_s=40,
-            )
-            assert get(int(port), "/", None)[0] == 401
-            assert get(int(port), "/", f"fleet:{password}")[0] == 200
-            (flower,) = filter(is_flower, children_of(up.pid))
-            os.kill(flower, signal.SIGKILL)
-            wait_until(lambda: "Flower ended with exit code -9" in said.read_text(), what="its end")
-            assert up.poll() is None
-        finally:
-            up.terminate()
-            assert up.wait(timeout=30) == 0
+        assert get(int(port), "/", None)[0] == 401
+        assert get(int(port), "/", f"fleet:{password}")[0] == 200
+        (flower,) = filter(is_flower, children_of(up.pid))
+        os.kill(flower, signal.SIGKILL)
+        wait_until(lambda: "Flower ended with exit code -9" in said.read_text(), what="its end")
+        assert up.poll() is None
+
+    assert up.returncode == 0
+
+
+@needs_the_folder
+def test_fleet_up_sees_the_end_of_its_worker_while_flower_does_not_answer(
+    server: TestServer, tmp_path: Path
+) -> None:
+    said = tmp_path / "up.log"
+    with config_folder({"scripted": SCRIPTED}) as config, contextlib.ExitStack() as stack:
+        (config / "flowerconfig.py").write_text("import time\ntime.sleep(60)\n")
+        up = stack.enter_context(running_up(server.url, config, said))
+        wait_until(
+            lambda: "instances: ready" in said.read_text(), what="the instance", timeout_s=40
+        )
+        (worker,) = (pid for pid in children_of(up.pid) if not is_flower(pid))
+        os.kill(worker, signal.SIGKILL)
+
+        assert up.wait(timeout=20) == 2
+
+    assert "The worker ended with exit code -9" in said.read_text()

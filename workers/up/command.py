@@ -61,6 +61,7 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     words = local.wait_until_ready(broker, worker, tell=_Steps().tell, within_s=math.inf)
     # It starts beside the worker, and is named when it can be looked at.
     while flower and not flower.answers and flower.process.poll() is None:
+        _alive(broker, worker)
         time.sleep(_LOOK_EVERY_S)
     _introduce(broker, words, flower, is_noted=note is not None)
     while True:
