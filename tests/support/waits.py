@@ -20,6 +20,7 @@ from producer.contract.app import FleetApp, make_app
 from producer.contract.names import Keys
 from producer.contract.settings import Settings
 from producer.tasks import register
+from tests.support.pace import TURN_S, Pace
 
 #: How many jobs each way waits for.
 COUNTS: Final = {
@@ -31,28 +32,8 @@ COUNTS: Final = {
     "as_completed of results": 100,
 }
 
-#: How often it is looked whether an event loop goes on.
-_TURN_S: Final = 0.01
-
 #: A model that nobody serves.
 _MODEL: Final = "nobody"
-
-
-class _Pace(threading.Thread):
-    """Counts its turns, as many in a second as the machine lets a thread of this process have."""
-
-    def __init__(self) -> None:
-        super().__init__(name="pace", daemon=True)
-        self.turns = 0
-        self._stopping = threading.Event()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self.join()
-
-    def run(self) -> None:
-        while not self._stopping.wait(_TURN_S):
-            self.turns += 1
 
 
 class Wait(threading.Thread):
@@ -105,22 +86,18 @@ class Wait(threading.Thread):
                 return [job.reply(0).outputs["i"] for job in done]
 
     async def _await(self) -> list[int]:
-        pace = _Pace()
-        pace.start()
-        try:
+        with Pace() as pace:
             watch = asyncio.create_task(self._watch_lag(pace))
             async with asyncio.timeout(self._timeout_s):
                 replies = await asyncio.gather(*self._jobs)
             watch.cancel()
-        finally:
-            pace.stop()
         return [reply.outputs["i"] for reply in replies]
 
-    async def _watch_lag(self, pace: _Pace) -> None:
+    async def _watch_lag(self, pace: Pace) -> None:
         while True:
             before = pace.turns
-            await asyncio.sleep(_TURN_S)
-            self.lag_s = max(self.lag_s, (pace.turns - before - 1) * _TURN_S)
+            await asyncio.sleep(TURN_S)
+            self.lag_s = max(self.lag_s, (pace.turns - before - 1) * TURN_S)
 
 
 @contextlib.contextmanager
