@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 #: What a parent and its instance say to each other, and how the one is started by the other. All
 #: else that they share lies in Redis, where workers of two versions agree.
-_SPOKEN: Final = tuple(
+SPOKEN: Final = tuple(
     Path("workers", *parts)
     for parts in (
         ("birth.py",),
@@ -29,14 +29,14 @@ class CodeOnDisk:
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._spoken, self._all = self._digest(_SPOKEN), self._digest(self._files())
+        self._spoken, self._all = self._digest(SPOKEN), self._digest(self._files())
 
     @property
     def speaks_otherwise(self) -> bool:
         """Whether a parent of the code before and an instance of the code now may misunderstand
         each other.
         """
-        return self._digest(_SPOKEN) != self._spoken
+        return self._digest(SPOKEN) != self._spoken
 
     @property
     def has_changed(self) -> bool:

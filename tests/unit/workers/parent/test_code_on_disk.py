@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.parent.code_on_disk import CodeOnDisk
+from workers.parent.code_on_disk import ROOT, SPOKEN, CodeOnDisk
 
 
 @pytest.fixture
@@ -48,3 +48,7 @@ def test_what_is_no_code_is_no_change(root: Path) -> None:
     (root / "workers" / "notes.md").write_text("new\n")
 
     assert not code.has_changed
+
+
+def test_each_file_that_a_parent_and_its_instance_share_is_where_it_is_looked_for() -> None:
+    assert [path for path in SPOKEN if not (ROOT / path).is_file()] == []
