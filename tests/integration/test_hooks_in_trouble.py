@@ -5,13 +5,16 @@ back, they hold up no other job, and nothing is claimed before it is known what 
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from producer.client import Client, Job
 from producer.contract.errors import JobTimeout
+from producer.contract.names import Keys
 from producer.contract.settings import Settings
 from tests.support.engines import starts
 from tests.support.proxy import Proxy, running_proxy
@@ -79,6 +82,13 @@ def wait_hook(folder: Path, job: int) -> None:
     )
 
 
+def begun(server: TestServer) -> set[str]:
+    """Return the ids of the jobs that were begun and have not ended."""
+    with server.client() as client:
+        found: Any = client.hkeys(Keys().journal(f"fleet.{MODEL}"))
+    return {job_id.decode() for job_id in found}
+
+
 def wait_trouble(worker: Worker) -> None:
     """Wait until the loop of the instance has found Redis away; its parent finds that, too."""
     wait_until(
@@ -117,6 +127,36 @@ def test_a_hook_that_never_returns_is_over_its_own_limit_when_its_batch_was_drop
     with pytest.raises(JobTimeout):
         hung.reply(30)
     assert [job.reply(20).attempts for job in (first, second)] == [1, 1]
+
+
+def test_a_hook_of_a_dropped_batch_does_not_hold_up_the_end_of_its_worker(
+    server: TestServer, worker: Worker, app: Client, proxy: Proxy, tmp_path: Path
+) -> None:
+    log = {"log": str(tmp_path / "hooks.log")}
+    engine, hook, made = there(tmp_path, "held", "hooked", "made")
+    *_, hung = app.submit_many(
+        MODEL,
+        [
+            {**log, "behind": f"while {made}"},
+            {**log, "job": 1},
+            {**log, "job": 2, "before": f"while {hook}"},
+        ],
+    )
+    wait_hook(tmp_path, 2)
+    proxy.refusing = True
+    proxy.cut()
+    made.unlink()
+    wait_trouble(worker)
+    proxy.refusing = False
+    engine.unlink()
+    # Redis is back, and the loop waits for the hook alone.
+    wait_until(lambda: begun(server) == {hung.id}, what="the others' ends")
+    began_s = time.monotonic()
+
+    assert worker.stop() == 0
+
+    assert time.monotonic() - began_s < TIME_LIMIT_S - 1
+    assert begun(server) == set()
 
 
 def test_nothing_is_claimed_beside_the_engine_before_it_is_known_what_is_ours(

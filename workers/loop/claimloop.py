@@ -315,7 +315,7 @@ class ClaimLoop:
         """Wait for the hooks of what was dropped: they have the threads that the next jobs need.
 
         One that never returns is over the time limit of its own job here, not of one behind it.
-        Answers do not wait for that.
+        Answers do not wait for that, nor does the end of this process.
         """
         if self._dropped:
             self._intake.exchange()
@@ -323,7 +323,9 @@ class ClaimLoop:
             hand = self._dropped.pop()
             assert hand.begun is not None
             lap = self._underway.time(hand.batch, hand.begun)
-            self._wait(all_of(hand.going))
+            ended = all_of(hand.going)
+            while not (self._orders.draining.is_set() or self._wait(ended, TICK_S)):
+                continue
             self._status.batch_ends(lap)
 
     def _hand_back(self) -> None:
