@@ -13,13 +13,10 @@ FILES ?= 3
 
 # An environment belongs to the folder where it was made: in a copied or moved clone its commands
 # would run the code of the old place, or nothing. So there it is made anew.
-ifeq ($(shell test -e .venv/bin/fleet && ! grep -qF "$(CURDIR)/.venv/" .venv/bin/fleet && echo moved),moved)
-$(info make: .venv was made in another folder, so it is made anew here.)
-$(shell rm -rf .venv)
-endif
+MOVED := $(shell test -e .venv/bin/fleet && ! grep -qF "$(CURDIR)/.venv/" .venv/bin/fleet && echo moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up compose-up compose-test test test-servers check format chaos chaos-long soak bench clean
+.PHONY: moved help demo up compose-up compose-test test test-servers check format chaos chaos-long soak bench clean
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -73,14 +70,18 @@ clean:  ## remove what make made
 .env:
 	@$(PYTHON) scripts/compose_env.py
 
-.venv/bin/python:
+moved:
+	@echo "make: .venv was made in another folder, so it is made anew here."
+	rm -rf .venv
+
+.venv/bin/python: $(MOVED)
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed, and none is on PATH." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 
-.venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
+.venv/run.stamp: pyproject.toml constraints.txt $(MOVED) | .venv/bin/python
 	$(INSTALL) -e ".[cli,worker,embedded,flower]"
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
+.venv/dev.stamp: pyproject.toml constraints.txt $(MOVED) | .venv/bin/python
 	$(INSTALL) -e ".[cli,worker,embedded,flower,test,dev]"
 	@touch $@ .venv/run.stamp

@@ -47,6 +47,15 @@ def test_an_environment_that_was_made_elsewhere_is_made_anew(tmp_path: Path) -> 
     said = plan(tmp_path)
 
     assert ".venv was made in another folder" in said
-    assert "-m venv .venv" in said
-    assert "pip install" in said
-    assert not environment.exists()
+    steps = [said.index(step) for step in ("rm -rf .venv", "-m venv .venv", "pip install")]
+    assert steps == sorted(steps)
+    # It was only asked what would be done.
+    assert environment.is_dir()
+
+
+def test_what_needs_no_environment_leaves_one_that_was_made_elsewhere(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, made_in=tmp_path / "elsewhere")
+
+    subprocess.run(["make", "help"], cwd=tmp_path, capture_output=True, check=True)
+
+    assert environment.is_dir()
