@@ -83,8 +83,10 @@ class Inbox:
             for job in jobs:
                 self._awaited[job.id] = job
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fleet-inbox", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="fleet-inbox", daemon=True)
+                # Where there may be no more threads, the next job tries again.
+                thread.start()
+                self._thread = thread
                 # Not before: buckets close their sessions when their finalizers are called, and
                 # what is registered last is called first.
                 atexit.register(self._linger)

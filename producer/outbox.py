@@ -55,8 +55,9 @@ class Outbox:
         self._inbox.expect([outgoing.job])
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fleet-outbox", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="fleet-outbox", daemon=True)
+                thread.start()
+                self._thread = thread
         self._waiting.put(outgoing)
 
     def withdraw(self, outgoing: Outgoing) -> None:

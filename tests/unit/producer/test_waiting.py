@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -264,3 +266,26 @@ def test_a_client_works_in_a_forked_child(fleet: Client, worker: Worker) -> None
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert isinstance(fleet.submit("digits", {"i": 3}), Job)
+
+
+@contextlib.contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Let no thread be started within the block: there is no memory for its stack."""
+    before_bytes = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before_bytes)
+
+
+def test_where_no_thread_could_be_started_the_next_job_starts_it(
+    settings: Settings, worker: Worker
+) -> None:
+    with Client(dataclasses.replace(settings, result_ttl_s=3602)) as fleet:
+        with no_more_threads(), pytest.raises(RuntimeError, match="thread"):
+            fleet.submit("digits", {"i": 1})
+        assert fleet.submit("digits", {"i": 2}).reply(10).outputs["i"] == 2
+
+        with no_more_threads(), pytest.raises(RuntimeError, match="thread"):
+            asyncio.run(fleet.infer("digits", {"i": 3}))
+        assert asyncio.run(fleet.infer("digits", {"i": 4}, timeout_s=10)).outputs["i"] == 4
