@@ -42,16 +42,18 @@ def commands_of(
         blobs=str(spilled.named),
     )
     priority = priority_of(headers, message.properties.get("priority"))
-    due, now_unix_s = due_unix_s(headers), time.time()
+    now_unix_s = time.time()
+    due, expires = _unix_s(headers.get("eta")), _unix_s(headers.get("expires"))
+    expires_in_s = None if expires is None else expires - now_unix_s
     if due is not None and due > now_unix_s:
         command: list[Any] = [
             *("ZADD", blobs.keys.delayed(queue), due, pack_delayed(fields, priority))
         ]
-        ttl_s = blobs.input_ttl_s(due_in_s=due - now_unix_s)
+        ttl_s = blobs.input_ttl_s(due_in_s=due - now_unix_s, expires_in_s=expires_in_s)
     else:
         pairs = [part for pair in fields.items() for part in pair]
         command = ["XADD", blobs.keys.stream(queue, priority), "*", *pairs]
-        ttl_s = blobs.input_ttl_s()
+        ttl_s = blobs.input_ttl_s(expires_in_s=expires_in_s)
     return blobs.commands(spilled, command, ttl_s=ttl_s), spilled.named
 
 
@@ -85,15 +87,14 @@ def priority_of(headers: Mapping[str, Any], number: object) -> Priority:
     return Priority.LOW if isinstance(number, int) and number > 0 else Priority.NORMAL
 
 
-def due_unix_s(headers: Mapping[str, Any]) -> float | None:
-    """Return when a job with an ``eta`` is due; None when it may run at once."""
-    eta = headers.get("eta")
-    if not isinstance(eta, str):
+def _unix_s(moment: object) -> float | None:
+    """Return when a header ``eta`` or ``expires`` says; None when it says nothing."""
+    if not isinstance(moment, str):
         return None
-    due = datetime.datetime.fromisoformat(eta)
-    if due.tzinfo is None:
-        due = due.replace(tzinfo=datetime.UTC)
-    return due.timestamp()
+    found = datetime.datetime.fromisoformat(moment)
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.UTC)
+    return found.timestamp()
 
 
 def pack_delayed(fields: Mapping[str, Any], priority: Priority) -> bytes:

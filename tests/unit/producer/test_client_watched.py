@@ -103,6 +103,19 @@ def test_a_job_that_is_seen_is_the_same_as_one_that_is_not(
     assert watched.properties["priority"] == plain.properties["priority"]
 
 
+def test_large_arrays_of_a_job_that_is_seen_are_kept_as_long_as_the_others(
+    fleet: Client, client: Any, request: pytest.FixtureRequest
+) -> None:
+    large = {"image": np.ones((1, 20_000), np.float32)}
+    fleet.submit("digits", large, expires_s=100)
+    request.getfixturevalue("seen")
+    fleet.submit("digits", large, expires_s=100)
+
+    plain_s, watched_s = (client.ttl(key) for key in client.keys(Keys().blob("*")))
+
+    assert abs(plain_s - watched_s) <= 5
+
+
 def test_code_around_celerys_sees_a_job_too(
     fleet: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
