@@ -20,15 +20,27 @@ _AT_ONCE: Final = 100
 
 
 def purge(client: redis.Redis, blobs: Blobs, queue: str) -> int:
-    """Delete the jobs that wait in ``queue``; return how many there were."""
+    """Delete the jobs that wait in ``queue``; return how many there were.
+
+    No more than are there at the beginning, or it would not end while others send faster.
+    """
     script = client.register_script(_PURGE)
     keys = blobs.keys
     told = [GROUP, FREE, str(_AT_ONCE), keys.blob(""), keys.kept_blob("")]
-    purged, taken = 0, _AT_ONCE
-    while taken >= _AT_ONCE:
+    purged, taken, left = 0, _AT_ONCE, _number_in(client, blobs, queue)
+    while taken >= _AT_ONCE and left > 0:
         answer: Any = script(keys=[keys.delayed(queue), *keys.streams(queue)], args=told)
         taken, deleted, *files = answer
         purged += deleted
+        left -= taken
         # After their jobs: one that is claimed in between needs its arrays.
         blobs.remove_files(map(Named.read, files))
     return purged
+
+
+def _number_in(client: redis.Redis, blobs: Blobs, queue: str) -> int:
+    with client.pipeline(transaction=False) as pipe:
+        pipe.zcard(blobs.keys.delayed(queue))
+        for stream in blobs.keys.streams(queue):
+            pipe.xlen(stream)
+        return sum(pipe.execute())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +17,11 @@ import pytest
 from producer.contract.app import FleetApp, make_app
 from producer.contract.blobs import Blobs, Named
 from producer.contract.names import GROUP, Keys, Priority
-from producer.contract.settings import Settings
+from producer.contract.settings import Settings, redis_client
 from producer.purge import purge
 from producer.tasks import Infer, register
 from tests.support.commands import CELERY, run_command
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.redis
 
@@ -145,6 +149,34 @@ def test_a_long_queue_is_purged_in_the_memory_of_a_short_one(
 
     assert peak_bytes(700) < 2 * peak_bytes(200)
     assert not arrays(client, kept)
+
+
+def test_a_purge_ends_while_others_send_faster_than_it_deletes(
+    settings: Settings, client: Any
+) -> None:
+    ended = threading.Event()
+
+    def send_faster() -> None:
+        with (
+            redis_client(settings.broker_url) as sender,
+            sender.pipeline(transaction=False) as pipe,
+        ):
+            until_s = time.monotonic() + 3
+            while not ended.is_set() and time.monotonic() < until_s:
+                for _ in range(2000):
+                    pipe.xadd(NORMAL, {"body": b""})
+                pipe.execute()
+
+    client.xadd(NORMAL, {"body": b""})
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(send_faster)
+        wait_until(lambda: client.xlen(NORMAL) >= 2000, what="jobs to be sent")
+
+        purge(client, Blobs.of(settings), QUEUE)
+
+        assert not sending.done()
+        ended.set()
+        sending.result()
 
 
 def test_celerys_own_command_purges_a_queue_of_the_fleet(
