@@ -30,13 +30,25 @@ from tests.support.waiting import wait_until
 from tests.support.waits import Answers, finish, waits
 from tests.support.worker import ROOT, SCRIPTED, config_folder, running_worker
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(180),
+    # Of Celery's: the backends of threads that have ended are collected, not closed.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 MODEL = "scripted"
 QUEUE = f"fleet.{MODEL}"
 BATCH_S = 8.0
 #: Keys of the fleet that outlive its clients.
 LASTING = ("fleet:stream:", "fleet:models", "fleet:workers", "fleet:worker:", "_kombu.")
+
+
+@pytest.fixture(autouse=True)
+def backends_of_threads() -> Iterator[None]:
+    """Have them collected where it is expected, and not in whichever test comes next."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
@@ -111,8 +123,6 @@ def freeze(server: TestServer) -> None:
     server.thaw()
 
 
-# Of Celery's: the backends of threads that have ended are collected, not closed.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize(("fault", "most_starts"), [(cut_all, 1), (kill_and_start, 2), (freeze, 2)])
 def test_all_that_wait_get_their_replies(
     broker: TestServer, config: Path, log: Path, fault: Any, most_starts: int
