@@ -1,6 +1,6 @@
 -- purge: delete what waits in a queue, large arrays in Redis too, and leave what is claimed.
 --
--- KEYS  the queue's delayed set, then its streams
+-- KEYS  the queue's delayed set, its journal, then its streams
 -- ARGV  group, consumer of what was given back, how many at most, prefixes of the blob and kept blob keys
 -- out   how many were taken, how many of these were there, then the field `blobs` of those with files
 --
@@ -35,9 +35,17 @@ end
 
 local function delete(stream, id, fields)
   count(redis.call('XDEL', stream, id))
-  for i = 1, #fields, 2 do
-    if fields[i] == 'blobs' then forget(fields[i + 1]) end
-  end
+  local of = {}
+  for i = 1, #fields, 2 do of[fields[i]] = fields[i + 1] end
+  if of['blobs'] then forget(of['blobs']) end
+  return of['id']
+end
+
+-- What was started and given back has a record, which nobody else would delete.
+local function strike(stream, id, job)
+  local record = job and redis.call('HGET', KEYS[2], job)
+  local prefix = stream .. ' ' .. id .. ' '
+  if record and string.sub(record, 1, #prefix) == prefix then redis.call('HDEL', KEYS[2], job) end
 end
 
 -- The id behind which nobody has claimed anything; nil where nobody has in all of the stream.
@@ -58,7 +66,7 @@ local function purge_stream(stream)
       local id = given_back[1]
       local entry = redis.call('XRANGE', stream, id, id)[1]
       redis.call('XACK', stream, group, id)
-      delete(stream, id, entry and entry[2] or {})
+      strike(stream, id, delete(stream, id, entry and entry[2] or {}))
     end
   end
   while left > 0 do
@@ -69,5 +77,5 @@ local function purge_stream(stream)
 end
 
 purge_delayed(KEYS[1])
-for i = 2, #KEYS do purge_stream(KEYS[i]) end
+for i = 3, #KEYS do purge_stream(KEYS[i]) end
 return {taken, deleted, unpack(files)}

@@ -26,10 +26,11 @@ def purge(client: redis.Redis, blobs: Blobs, queue: str) -> int:
     """
     script = client.register_script(_PURGE)
     keys = blobs.keys
+    places = [keys.delayed(queue), keys.journal(queue), *keys.streams(queue)]
     told = [GROUP, FREE, str(_AT_ONCE), keys.blob(""), keys.kept_blob("")]
     purged, taken, left = 0, _AT_ONCE, _number_in(client, blobs, queue)
     while taken >= _AT_ONCE and left > 0:
-        answer: Any = script(keys=[keys.delayed(queue), *keys.streams(queue)], args=told)
+        answer: Any = script(keys=places, args=told)
         taken, deleted, *files = answer
         purged += deleted
         left -= taken

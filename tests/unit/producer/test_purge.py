@@ -82,6 +82,25 @@ def test_a_purge_deletes_what_waits_and_leaves_what_is_claimed(
 
 
 @pytest.mark.scripts
+def test_no_record_of_a_start_is_left_of_a_job_that_is_purged(
+    infer: Infer, settings: Settings, client: Any
+) -> None:
+    started, sent_again = infer.delay("digits", INPUTS).id, infer.delay("digits", INPUTS).id
+    client.xgroup_create(NORMAL, GROUP, id="0")
+    ((_, (entry, _)),) = client.xreadgroup(GROUP, "free", {NORMAL: ">"}, count=2)
+    records = {
+        started: f"{NORMAL} {entry[0].decode()} 1 - -",
+        # Of another entry, which lives.
+        sent_again: f"{NORMAL} 1-1 1 - node/0/1.1",
+    }
+    client.hset(KEYS.journal(QUEUE), mapping=records)
+
+    assert purge(client, Blobs.of(settings), QUEUE) == 2
+
+    assert client.hkeys(KEYS.journal(QUEUE)) == [sent_again.encode()]
+
+
+@pytest.mark.scripts
 def test_large_arrays_go_with_the_jobs_that_are_purged(
     large: Infer, kept: Settings, client: Any
 ) -> None:
