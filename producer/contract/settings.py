@@ -167,17 +167,18 @@ class Server:
 
 def _parts(url: str) -> SplitResult:
     """Split ``url``; no message quotes a piece of it, which may be one of a password."""
+    told = (
+        f"{redacted(url)} cannot be read. In a user or password write / as %2F, ? as %3F, # as "
+        "%23, @ as %40, [ as %5B and ] as %5D."
+    )
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ConfigError(f"{redacted(url)} is not a URL.") from None
+        raise ConfigError(told if "@" in url else f"{redacted(url)} is not a URL.") from None
     options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
     misread = "@" in parts.path or ("@" in parts.query and not options <= _OPTIONS)
     if parts.fragment or misread:
-        raise ConfigError(
-            f"{redacted(url)} cannot be read. In a user or password write / as %2F, ? as %3F, # as "
-            "%23 and @ as %40."
-        )
+        raise ConfigError(told)
     return parts
 
 

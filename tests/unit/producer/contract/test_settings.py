@@ -147,6 +147,14 @@ def test_a_password_with_a_bare_mark_is_refused_and_no_piece_of_it_is_told(
     assert not re.search("qzx|jkv|vjk|77", str(caught.value))
 
 
+@pytest.mark.parametrize("secret", ["qzx[jkv", "qzx]jkv", "[qzx]jkv", "qzx[jkv]"])
+def test_a_password_with_a_bare_bracket_is_refused_with_what_to_write(secret: str) -> None:
+    with pytest.raises(ConfigError, match="%5B") as caught:
+        Server.from_url(f"redis://:{secret}@example.org/0")
+
+    assert not re.search("qzx|jkv", str(caught.value))
+
+
 @pytest.mark.parametrize("password", ["qzx@jkv", "qzx:@=jkv", "@"])
 def test_a_password_may_hold_what_cannot_be_misread(password: str) -> None:
     server = Server.from_url(f"redis://:{password}@example.org/3")
