@@ -27,6 +27,9 @@ from workers.up.embedded import Server, aside_of
 
 _LOOK_EVERY_S: Final = 0.2
 
+#: What else there is to say does not wait longer for it.
+_FLOWER_WITHIN_S: Final = 20.0
+
 #: What the server knows, from one run to the next.
 _KEPT: Final = NOTE.with_name("server")
 
@@ -59,10 +62,11 @@ def _run(stack: contextlib.ExitStack, *, with_flower: bool, log_level: str) -> N
     )
     # Engines of any size: how long they may take to load is not for us to say.
     words = local.wait_until_ready(broker, worker, tell=_Steps().tell, within_s=math.inf)
-    # It starts beside the worker, and is named when it can be looked at.
-    while flower and not flower.answers and flower.process.poll() is None:
-        _alive(broker, worker)
+    # It starts beside the worker, and is named when it can be looked at, or is late.
+    until_s = time.monotonic() + _FLOWER_WITHIN_S
+    while flower and flower.is_on_its_way and time.monotonic() < until_s:
         time.sleep(_LOOK_EVERY_S)
+        _alive(broker, worker)
     _introduce(broker, words, flower, is_noted=note is not None)
     while True:
         time.sleep(_LOOK_EVERY_S)

@@ -86,6 +86,11 @@ class Flower:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it runs, and does not answer yet."""
+        return self.process.poll() is None and not self.answers
+
 
 @contextlib.contextmanager
 def broker(
