@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from pathlib import Path
 from typing import Final
@@ -10,8 +11,19 @@ _OURS: Final = Path(__file__).resolve().parent
 
 
 def one_line(error: BaseException) -> str:
-    """Return class and text of ``error``, short enough for one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    """Return class and text of ``error``, short enough for one line, and without what a terminal
+    would take for an order or could not show: the text may be of anybody's code.
+    """
+    shown = "".join(letter if letter.isprintable() else " " for letter in str(error))
+    return f"{type(error).__name__}: {' '.join(shown.split())[:400]}"
+
+
+def signal_name(number: int) -> str:
+    """Return what people call a signal; those of the real time have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def with_place(error: BaseException, folder: Path) -> str:

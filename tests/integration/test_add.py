@@ -289,6 +289,19 @@ def test_an_interrupt_leaves_nothing_and_no_process(config: Path, signum: signal
     wait_until(lambda: not alive(trial), what="the end of the trial")
 
 
+def test_a_project_with_a_package_of_the_same_name_is_not_taken_for_ours(
+    config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "__init__.py").touch()
+
+    process = start_add(config, DIGITS, cwd=tmp_path)
+
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "batching   on" in out
+
+
 def test_a_model_that_kills_its_process_is_refused_with_the_signal(config: Path) -> None:
     process = start_add(config, DIGITS)
 

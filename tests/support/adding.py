@@ -29,11 +29,11 @@ def refused(config: Path, file: Path, *words: str) -> str:
     return line
 
 
-def start_add(config: Path, file: Path, *words: str) -> subprocess.Popen[str]:
-    """Start `fleet add` and return at once."""
+def start_add(config: Path, file: Path, *words: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
+    """Start `fleet add` as its script does, in a folder; returns at once."""
     return subprocess.Popen(
-        [sys.executable, "-m", "producer.cli", "add", str(file), *words],
-        cwd=ROOT,
+        [sys.executable, "-P", "-m", "producer.cli", "add", str(file), *words],
+        cwd=cwd,
         env={**os.environ, "FLEET_CONFIG": str(config), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

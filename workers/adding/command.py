@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from workers.adding.model_file import model_file
 from workers.adding.progress import Tell, shown
 from workers.adding.serving import Served, serve
 from workers.adding.trial import stage_of
+from workers.error_text import signal_name
 from workers.models import MODEL_FILE, load_model
 from workers.settings import WorkerSettings
 
@@ -130,7 +130,8 @@ def _tried(
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     words = [str(file), name, str(settings.threads), to_json(hints), str(result)]
     with children.running(
-        [sys.executable, "-m", "workers.adding.trial", *words],
+        # -P: the project in whose folder this is called may have a package `workers` of its own.
+        [sys.executable, "-P", "-m", "workers.adding.trial", *words],
         environ={**os.environ, "PYTHONPATH": path},
         within_s=_END_S,
         output=log,
@@ -172,8 +173,8 @@ def _how_it_ended(status: int, log: Path) -> str:
     said = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line for line in reversed(said) if line.strip()), "")
     if status < 0:
-        name = signal.Signals(-status).name
-        return f"running one row of it killed its process ({name}). {report.plain(last)}".strip()
+        how = f"running one row of it killed its process ({signal_name(-status)})."
+        return f"{how} {report.plain(last)}".strip()
     return f"trying it ended with status {status}. {report.plain(last)}".strip()
 
 

@@ -8,6 +8,7 @@ The result is {"refused": why}, empty where all is well.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Final
 
 from producer.contract.errors import FleetError
 from workers import children
-from workers.error_text import one_line
+from workers.error_text import one_line, signal_name
 from workers.hooks import load_hooks
 from workers.models import RUNTIMES, ModelSpec, load_models
 
@@ -42,20 +43,31 @@ def why_not_loaded(spec: ModelSpec, config_dir: Path, *, within_s: float = _WITH
         result = Path(folder, "result.json")
         words = [str(config_dir), spec.name, str(result)]
         with children.running(
-            [sys.executable, "-m", "workers.doctor.code", *words],
+            # -P: the project in whose folder this is called may have a package of that name, too.
+            [sys.executable, "-P", "-m", "workers.doctor.code", *words],
             environ={**os.environ, "PYTHONPATH": path},
             within_s=_END_S,
-            output=Path(folder, "log.txt"),
+            # Nobody reads it, and a flood would fill the disk.
+            output=Path(os.devnull),
         ) as child:
             try:
                 status = child.wait(timeout=within_s)
             except subprocess.TimeoutExpired:
                 return f"its code is still being loaded after {within_s:g} s."
+            finally:
+                _end_what_it_started(child)
         if result.is_file():
             return str(json.loads(result.read_text(encoding="utf-8"))["refused"])
     if status < 0:
-        return f"loading its code killed the process ({signal.Signals(-status).name})."
+        return f"loading its code killed the process ({signal_name(-status)})."
     return f"loading its code ended the process with status {status}."
+
+
+def _end_what_it_started(child: subprocess.Popen[bytes]) -> None:
+    """End the child, if it still runs, and the processes that the code has begun beside it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # Its session is its own, and so is the group of that number.
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def main(config_dir: str, name: str, result: str) -> None:

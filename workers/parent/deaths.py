@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import signal
 
+from workers.error_text import signal_name
 from workers.parent.process import InstanceProcess
 
 
@@ -39,10 +39,7 @@ def how_it_ended(status: int) -> str:
     """Return an exit status, negative for a signal, in words."""
     if status >= 0:
         return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+    return f"was killed by {signal_name(-status)}"
 
 
 def _cause(dead: InstanceProcess) -> Cause:
