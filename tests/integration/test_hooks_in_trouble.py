@@ -129,6 +129,28 @@ def test_a_hook_that_never_returns_is_over_its_own_limit_when_its_batch_was_drop
     assert [job.reply(20).attempts for job in (first, second)] == [1, 1]
 
 
+def test_an_answer_that_redis_did_not_take_waits_for_no_hook_of_another_job(
+    worker: Worker, app: Client, proxy: Proxy, tmp_path: Path
+) -> None:
+    log = {"log": str(tmp_path / "hooks.log")}
+    engine, hook = there(tmp_path, "held", "hooked")
+    first, hung = app.submit_many(
+        MODEL, [{**log, "job": 1}, {**log, "job": 2, "before": f"while {hook}"}]
+    )
+    wait_hook(tmp_path, 2)
+    proxy.refusing = True
+    proxy.cut()
+    # What runs ends, and is to be answered while the hook holds up what is next.
+    engine.unlink()
+    wait_trouble(worker)
+    proxy.refusing = False
+
+    assert first.reply(30).attempts == 1
+
+    hook.unlink()
+    assert hung.reply(30).attempts == 1
+
+
 def test_a_hook_of_a_dropped_batch_does_not_hold_up_the_end_of_its_worker(
     server: TestServer, worker: Worker, app: Client, proxy: Proxy, tmp_path: Path
 ) -> None:

@@ -91,6 +91,8 @@ class ClaimLoop:
         self._dropped: list[InHand] = []
         #: Whether Redis may count entries as ours that this process knows nothing of.
         self._unsure = True
+        #: Not before are answers that Redis did not take sent again beside a run. Monotonic clock.
+        self._again_at_s = 0.0
 
     def serve(self) -> None:
         """Run batches until draining; then end what ran and give back the rest."""
@@ -230,6 +232,9 @@ class ClaimLoop:
             return future in ended
         self._status.tick()
         self._events.flush_when_due()
+        if self._unsure and not self._endings.empty and time.monotonic() >= self._again_at_s:
+            # The step with which they travelled failed, and the next one may be far.
+            self._beside(self._intake.exchange)
         if self._ahead is not None and self._has_waited(self._ahead):
             self._beside(self._give_back_ahead)
         if self._underway.end_terminated():
@@ -244,6 +249,7 @@ class ClaimLoop:
             work()
         except _TROUBLE as error:
             self._unsure = True
+            self._again_at_s = time.monotonic() + _LONGEST_BACKOFF_S
             self._drop_ahead()
             _trouble(error)
 
