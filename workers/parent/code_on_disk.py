@@ -46,7 +46,7 @@ class CodeOnDisk:
     def _files(self) -> Iterable[Path]:
         for package in ("workers", "producer"):
             for kind in ("py", "lua"):
-                for path in sorted((self._root / package).rglob(f"*.{kind}")):
+                for path in _below(self._root / package, f"*.{kind}"):
                     yield path.relative_to(self._root)
 
     def _digest(self, paths: Iterable[Path]) -> bytes:
@@ -60,3 +60,12 @@ class CodeOnDisk:
                 # Gone, or moved: that is a change, too.
                 continue
         return digest.digest()
+
+
+def _below(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder in order."""
+    try:
+        return sorted(folder.rglob(pattern))
+    except OSError:
+        # A part of it went while it was looked through: that is a change, too.
+        return []

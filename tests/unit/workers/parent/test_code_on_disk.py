@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,28 @@ def test_a_file_that_is_gone_is_a_change(root: Path) -> None:
 
     assert code.has_changed
     assert code.speaks_otherwise
+
+
+def test_folders_may_come_and_go_while_it_is_looked(root: Path) -> None:
+    code = CodeOnDisk(root)
+    rooms = [root / "workers" / name for name in ("loop", "memory", "up")]
+    over = threading.Event()
+
+    def update() -> None:
+        while not over.is_set():
+            for room in rooms:
+                room.mkdir()
+            for room in rooms:
+                room.rmdir()
+
+    updating = threading.Thread(target=update)
+    updating.start()
+    try:
+        # Whether it has is for the moment to say.
+        assert {code.has_changed for _ in range(1000)} <= {True, False}
+    finally:
+        over.set()
+        updating.join()
 
 
 def test_what_is_no_code_is_no_change(root: Path) -> None:
