@@ -104,5 +104,6 @@ class Sending:
         self._infer.publisher.admit()
         commands = [command for packed in part for command in packed.commands]
         replies = iter(self._infer.publisher.replies(commands))
-        # The last one sends the job; it is refused where one before it was.
-        return [list(islice(replies, len(packed.commands)))[-1] for packed in part]
+        # The last one sends the job; it is refused where one before it was. There is none where
+        # somebody's code around Celery's kept it back.
+        return [[None, *islice(replies, len(packed.commands))][-1] for packed in part]

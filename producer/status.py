@@ -66,5 +66,7 @@ def state_of(instance: Words) -> str:
     state, why = str(instance["state"]), str(instance.get("text", ""))
     batch_s = float(instance.get("batch_s", 0.0))
     if not why and batch_s >= _LONG_BATCH_S:
-        why = f"runs a batch of {instance.get('batch_model', '')} for {batch_s:.0f} s now"
+        # An older worker does not say of which model.
+        model = instance.get("batch_model")
+        why = f"runs a batch{f' of {model}' if model else ''} for {batch_s:.0f} s now"
     return f"{state}: {why}" if why else state

@@ -38,26 +38,34 @@ def noting(note: Path = NOTE) -> Iterator[Callable[..., None]]:
     when another `fleet up` holds it.
 
     A URL that is written as ``lasting`` is the same the next time: its text stays, so that an app
-    can be given it at any time.
+    can be given it at any time, and comes back after a start that fails or uses another.
     """
-    stays = False
     with _held(note) as file:
+        stays = file.read()
 
         def write(url: str, *, lasting: bool = False) -> None:
             nonlocal stays
-            stays = lasting
-            file.write(url)
-            file.flush()
+            stays = url if lasting else stays
+            _rewrite(file, url)
 
         try:
-            file.truncate(0)
+            _rewrite(file, "")
             yield write
         finally:
-            if not stays:
+            if stays:
+                _rewrite(file, stays)
+            else:
                 note.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         # Somebody may keep something of his own in there.
         note.parent.rmdir()
+
+
+def _rewrite(file: IO[str], text: str) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(text)
+    file.flush()
 
 
 def _held(note: Path) -> IO[str]:

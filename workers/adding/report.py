@@ -107,8 +107,9 @@ def next_lines(name: str, found: Found, served: Served) -> Iterator[str]:
         yield f"Not served yet: {plain(served.trouble).rstrip('.')}."
     for node in served.older:
         yield (
-            f"{node} serves the file that was there until it is started again: Ctrl-C and "
-            "`fleet up`, or as you start your workers. What waits meanwhile is kept."
+            f"{node} serves the file that was there until it is started again (Ctrl-C and "
+            "`fleet up`, or as you start your workers); a process of it that dies before comes "
+            "back with the new one. What waits meanwhile is kept."
         )
     yield _how_to_try(name, served)
     yield f"  {example(name, found)}"

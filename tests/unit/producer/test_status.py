@@ -49,6 +49,7 @@ def test_adding_leaves_both_sides_as_they_were() -> None:
             {"batch_s": 120.4, "batch_model": "digits"},
             "ready: runs a batch of digits for 120 s now",
         ),
+        ({"batch_s": 120.4}, "ready: runs a batch for 120 s now"),
         ({"batch_s": 120.4, "text": "other: no weights"}, "ready: other: no weights"),
     ],
 )

@@ -89,7 +89,7 @@ def test_an_app_that_listens_to_publishing_is_told(infer: Infer, client: Any, si
     def listen(**facts: Any) -> None:
         heard.append(facts["headers"]["id"])
 
-    signal.connect(listen)
+    signal.connect(listen, weak=False)
     try:
         result = infer.delay("digits", {"image": ROW})
     finally:

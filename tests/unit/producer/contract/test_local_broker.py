@@ -47,7 +47,10 @@ def test_the_text_of_one_that_lasts_stays_for_apps_and_counts_for_nothing(note: 
     assert note.read_text(encoding="utf-8") == URL
     assert local_broker_url(note) is None
     with noting(note):
-        assert note.read_text(encoding="utf-8") == ""
+        assert local_broker_url(note) is None
+    with noted("redis://another", note):
+        assert local_broker_url(note) == "redis://another"
+    assert note.read_text(encoding="utf-8") == URL
 
 
 def test_only_its_owner_may_read_the_note(note: Path) -> None:
