@@ -98,6 +98,7 @@ def test_a_worker_that_was_told_what_to_serve_is_let_alone(
 ) -> None:
     """As the one that lacks a model of the folder here, and whoever reads another folder."""
     worker.wait_ready(2)
+    add(server, worker.config, "--name", "lacking", "--no-serve")
 
     for name, config in (("third", worker.config), ("alone", tmp_path)):
         said = json.loads(add(server, config, "--name", name, "--json"))
