@@ -16,6 +16,10 @@ from tests.support.servers import TestServer, binaries, running_server
 for name in [name for name in os.environ if name.startswith("FLEET_")]:
     del os.environ[name]
 
+# Nor what the `make` that runs the tests says to those that tests run.
+for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    os.environ.pop(name, None)
+
 # A thousand processes are started here. Where nobody may keep bytecode, as images like to have it,
 # each would compile every module anew, for half of the time that it takes to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
