@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing.util
 import os
 import threading
 import time
@@ -69,6 +70,7 @@ class Inbox:
         self._reading = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._at_end: multiprocessing.util.Finalize | None = None
         self._pid = os.getpid()
         #: Jobs that nobody holds any more need no reply.
         self._awaited: weakref.WeakValueDictionary[str, Awaited] = weakref.WeakValueDictionary()
@@ -90,6 +92,8 @@ class Inbox:
                 # Not before: buckets close their sessions when their finalizers are called, and
                 # what is registered last is called first.
                 atexit.register(self._linger)
+                # A child of multiprocessing calls nothing but these.
+                self._at_end = multiprocessing.util.Finalize(None, self._linger, exitpriority=0)
 
     def awaited(self, job_id: str) -> Awaited | None:
         """Return the job of this id that waits here."""
@@ -155,6 +159,8 @@ class Inbox:
             subscription.close()
             self.results.close()
             atexit.unregister(self._linger)
+            if self._at_end is not None:
+                self._at_end.cancel()
             # Of Clients that were closed while a thread of theirs was sending.
             self._abandon(self._waiting())
 

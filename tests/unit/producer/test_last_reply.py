@@ -43,6 +43,14 @@ fsspec.register_implementation("slow", Slow)
 {body}
 """
 READS: Final = "Client().submit('digits', {'i': 1}).reply(20)"
+FORKED: Final = """
+import multiprocessing
+def read():
+    Client().submit('digits', {'i': 1}).reply(20)
+child = multiprocessing.get_context("fork").Process(target=read)
+child.start()
+child.join()
+"""
 CLOSES: Final = """
 with Client() as client:
     for job in client.as_completed(client.submit_many("digits", [{"i": 1}, {"i": 2}])):
@@ -86,7 +94,7 @@ def run(settings: Settings, store: Path, body: str, *, removes_in_s: float) -> f
     return time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("body", [READS, CLOSES], ids=["reads", "closes"])
+@pytest.mark.parametrize("body", [READS, CLOSES, FORKED], ids=["reads", "closes", "forked"])
 def test_nothing_that_was_read_is_left(
     settings: Settings, store: Path, worker: Worker, client: Any, body: str
 ) -> None:
