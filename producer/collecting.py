@@ -120,20 +120,25 @@ def as_completed(
             if found:
                 patience.renew()
             elif late:
-                missing = waiting + len(strangers)
                 held_up = [job.trouble for job in told if not job.done] + [strangers.trouble]
                 trouble = next(filter(None, held_up), None)
-                why = trouble or (
-                    f"{standing() if patience.was_long else ''}They wait, run, or are lost with a "
-                    "Redis that was emptied: `fleet queue` says what waits."
-                )
-                raise JobTimeout(
-                    f"{missing} jobs have no reply after {patience}. {why} Ask again, or give them "
-                    "longer: timeout_s=math.inf waits for ever."
-                )
+                words = standing() if patience.was_long and not trouble else ""
+                raise _in_vain(waiting + len(strangers), patience, str(trouble or ""), words)
     finally:
         for job in told:
             job.no_longer(done.put)
+
+
+def _in_vain(missing: int, patience: Patience, trouble: str, words: str) -> JobTimeout:
+    """Return the error that says why: ``trouble`` of reading, or the ``words`` of workers."""
+    why = trouble or (
+        f"{words}They wait, run, or are lost with a Redis that was emptied: `fleet queue` says "
+        "what waits."
+    )
+    return JobTimeout(
+        f"{missing} jobs have no reply after {patience}. {why} Ask again, or give them longer: "
+        "timeout_s=math.inf waits for ever."
+    )
 
 
 def _taken(

@@ -160,33 +160,6 @@ def test_the_threads_of_the_loop_are_left_to_others(fleet: Client, worker: Worke
     assert asyncio.run(ask()) == 1
 
 
-def test_many_waits_that_are_over_together_end_in_time_whatever_the_loops_threads_do(
-    fleet: Client, client: Any
-) -> None:
-    free = threading.Event()
-
-    async def ask() -> float:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
-        busy = asyncio.create_task(asyncio.to_thread(free.wait, 20))
-        began_s = time.monotonic()
-        waits = [fleet.infer("digits", {"i": 1}, timeout_s=1.1) for _ in range(100)]
-        for error in await asyncio.gather(*waits, return_exceptions=True):
-            assert "No worker runs at the moment" in str(error)
-        took_s = time.monotonic() - began_s
-        free.set()
-        await busy
-        return took_s
-
-    before = client.info("stats")["total_connections_received"]
-
-    took_s = asyncio.run(ask())
-
-    assert took_s < 15
-    # One of them asked for all.
-    assert client.info("stats")["total_connections_received"] - before < 50
-
-
 def test_large_and_many_jobs_go_out_in_parts(fleet: Client, worker: Worker, client: Any) -> None:
     large = np.ones((5, 1024, 256), np.float32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -47,6 +48,33 @@ def test_one_of_many_asks_for_all(fleet: Client, client: Any) -> None:
     assert all("No worker runs" in each for each in told)
     # One more asks where threads are seconds late.
     assert client.info("stats")["total_connections_received"] - before < MANY // 10
+
+
+def test_many_waits_that_are_over_together_end_in_time_whatever_the_loops_threads_do(
+    fleet: Client, client: Any
+) -> None:
+    free = threading.Event()
+
+    async def ask() -> float:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(free.wait, 20))
+        began_s = time.monotonic()
+        waits = [fleet.infer("digits", {"i": 1}, timeout_s=1.1) for _ in range(100)]
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            assert "No worker runs at the moment" in str(error)
+        took_s = time.monotonic() - began_s
+        free.set()
+        await busy
+        return took_s
+
+    before = client.info("stats")["total_connections_received"]
+
+    took_s = asyncio.run(ask())
+
+    assert took_s < 15
+    # One of them asked for all.
+    assert client.info("stats")["total_connections_received"] - before < 50
 
 
 def test_coroutines_do_not_wait_one_after_the_other_for_words_that_do_not_come(
