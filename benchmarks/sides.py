@@ -102,7 +102,7 @@ def fleet(
     if not events:
         environ["FLEET_EVENTS"] = "false"
     settings = Settings.from_env(environ)
-    broker = local.Broker(settings=settings, environ=environ, process=server.process)
+    broker = local.Broker(settings=settings, environ=environ, server=server)
     infer = register(make_app(settings))
     with (
         local.worker(broker, grace_s=_END_WITHIN_S, output=folder / "fleet.log") as worker,
