@@ -53,8 +53,8 @@ def _trouble(error: Exception, url: str, *, variable: str) -> str:
             return f"{where} still loads its file. Try again in a moment."
         case redis.ConnectionError() | OSError():
             return (
-                f"There is no Redis at {where} ({error}) Check {variable}, or start a server of "
-                "your own with `fleet up`."
+                f"There is no Redis at {where} ({error}) Check {variable}. Where FLEET_BROKER_URL "
+                "is not set, `fleet up` brings a server of its own."
             )
         case redis.ResponseError() if "HELLO" in str(error):
             return f"{where} is older than Redis 6.0, or no Redis ({error}) {SUPPORTED}."

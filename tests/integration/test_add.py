@@ -122,6 +122,10 @@ def test_an_added_model_is_probed_by_a_worker_as_it_was_when_it_was_added(
 
     assert said["batches"]
     assert loaded(config).max_rows == said["max_batch_size"]
+    # What a person may want to say of it is there to be uncommented.
+    written = config / "models" / "mine" / "model.toml"
+    written.write_text(written.read_text().replace("# time_limit_s", "time_limit_s"))
+    assert load_model(written.parent).time_limit_s == 10
 
 
 def test_names_that_toml_or_a_comment_would_choke_on_are_kept(config: Path, file: Path) -> None:

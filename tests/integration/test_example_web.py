@@ -155,8 +155,14 @@ def test_what_a_job_ended_with_has_the_same_status_everywhere(
     assert (answered, said["code"]) == (status, code)
 
 
-@pytest.mark.parametrize("sent", [{}, {"image": [[0]]}, {"image": [[0], [0, 0]]}, {"image": "x"}])
-def test_the_readmes_app_says_what_an_image_is(sent: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *({}, {"image": [[0]]}, {"image": [[0], [0, 0]]}, {"image": "x"}),
+        *({"image": {"a": 1}}, {"image": None}, [1], "image"),
+    ],
+)
+def test_the_readmes_app_says_what_an_image_is(sent: Any) -> None:
     answer = flask_app().post("/digit", json=sent)
 
     assert (answer.status_code, answer.json) == (

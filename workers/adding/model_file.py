@@ -45,6 +45,10 @@ def _head(name: str, file: str, found: Found) -> Iterator[str]:
     yield "# How long a free instance may wait for more jobs. 0: it runs what waits, at once."
     yield "max_queue_delay_s = 0.0"
     yield ""
+    yield "# A batch that runs longer, code around the model included, is ended with its process;"
+    yield "# until then its instance serves no others. Without it: batch_timeout_s of fleet.toml."
+    yield "# time_limit_s = 10"
+    yield ""
     yield "# What is tried when a batch ran out of memory: half of it, down to one row."
     if found.precision == "fp32":
         yield f'# After `fleet build {name} --precision fp16`, better: ["fp16/2"].'

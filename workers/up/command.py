@@ -40,7 +40,10 @@ def up(*, with_flower: bool, log_level: str) -> None:
         try:
             _run(stack, with_flower=with_flower, log_level=log_level)
         except children.Ended:
-            _say("Stopping: what runs is finished first.")
+            _say(
+                "Stopping: what runs is finished first, for as long as grace_s allows; a second "
+                "Ctrl-C waits for less."
+            )
         finally:
             stack.close()
     _say("Stopped.")
