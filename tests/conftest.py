@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import hypothesis
+import kombu.pools
 import pytest
 import redis
 
@@ -59,6 +60,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     for value in callspec.params.values() if callspec else ():
         if isinstance(value, BaseException):
             value.__traceback__ = value.__cause__ = value.__context__ = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections_of_its_own() -> None:
+    """Let no file use connections that the tests of another have cut.
+
+    kombu keeps them for all apps of a process, by URL.
+    """
+    kombu.pools.reset()
 
 
 @pytest.fixture(scope="session")
